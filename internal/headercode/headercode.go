@@ -6,7 +6,6 @@ package headercode
 import (
 	"encoding/binary"
 	"errors"
-	"maps"
 	"net/http"
 	"slices"
 )
@@ -18,15 +17,24 @@ var errCorrupt = errors.New("idempotency: corrupt header encoding")
 
 // Append appends the encoding of h to dst. The names in appended are marked, and
 // Decode gives them back. Equal headers have equal encodings.
+//
+// After the version come the number of names and the number of all values, so that
+// Decode can make room for everything at once.
 func Append(dst []byte, h http.Header, appended []string) []byte {
 	if len(h) == 0 {
 		return dst
 	}
-	var space [16]string // sorting in place keeps a small header off the heap
-	names := slices.AppendSeq(space[:0], maps.Keys(h))
+	var space [16]string // keeps a small header's names off the heap
+	names, total := space[:0], 0
+	for name, values := range h {
+		names = append(names, name)
+		total += len(values)
+	}
 	slices.Sort(names)
 
 	dst = append(dst, version)
+	dst = binary.AppendUvarint(dst, uint64(len(names)))
+	dst = binary.AppendUvarint(dst, uint64(total))
 	for _, name := range names {
 		values := h[name]
 		count := uint64(len(values)) << 1
@@ -49,35 +57,46 @@ func appendString(dst []byte, s string) []byte {
 
 // Decode reads what Append wrote. The result shares no memory with b.
 func Decode(b []byte) (h http.Header, appended []string, err error) {
-	if len(b) == 0 {
+	return DecodeString(string(b))
+}
+
+// DecodeString is Decode without a copy: the names and values are parts of s.
+func DecodeString(s string) (h http.Header, appended []string, err error) {
+	if s == "" {
 		return nil, nil, nil
 	}
-	if b[0] != version {
+	if s[0] != version {
 		return nil, nil, errCorrupt
 	}
-	d := decoder{rest: string(b[1:])} // one copy; names and values are parts of it
-	h = make(http.Header)
-	for d.rest != "" && !d.bad {
-		name := d.string()
-		count := d.uvarint()
-		if count>>1 > uint64(len(d.rest)) { // each value takes a byte at least
+	d := decoder{rest: s[1:]}
+	names, total := d.uvarint(), d.uvarint()
+	// A name takes two bytes at least and a value one: corrupt counts claim no memory.
+	if names > uint64(len(d.rest))/2 || total > uint64(len(d.rest)) {
+		return nil, nil, errCorrupt
+	}
+	h = make(http.Header, names)
+	values := make([]string, 0, total) // one piece of memory for the values of all names
+	for range names {
+		name, count, first := d.string(), d.uvarint(), len(values)
+		if count>>1 > total-uint64(first) {
 			return nil, nil, errCorrupt
 		}
-		values := make([]string, 0, count>>1)
 		for range count >> 1 {
 			values = append(values, d.string())
 		}
-		h[name] = values
+		// Capped, so that appending to one name's values leaves the next name's alone.
+		h[name] = values[first:len(values):len(values)]
 		if count&1 == 1 {
 			appended = append(appended, name)
 		}
 	}
-	if d.bad {
+	if d.bad || d.rest != "" || uint64(len(h)) != names || uint64(len(values)) != total {
 		return nil, nil, errCorrupt
 	}
 	return h, appended, nil
 }
 
+// decoder reads from the front of rest. Once a read fails bad stays true.
 type decoder struct {
 	rest string
 	bad  bool
