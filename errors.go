@@ -1,6 +1,12 @@
 package idempotency
 
-import "errors"
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+)
 
 // What a request, a store or a consumer may fail with. Errors that reach
 // [Config.ErrorHandler], [Event] or a caller match these with errors.Is.
@@ -35,3 +41,132 @@ var (
 	// ErrNoResponse comes from [PostgresStore.InTx] when its function wrote no response.
 	ErrNoResponse = errors.New("idempotency: no response written in transaction")
 )
+
+// errMisuse is the developer's mistake, not the client's: 500 internal_error.
+var errMisuse = errors.New("idempotency: misconfigured")
+
+// problem is what an error's code means to a client. The text of an error never is:
+// it may come from a store, or name what a client must not see.
+type problem struct {
+	sentinel error
+	status   int
+	code     string
+	title    string
+	detail   string
+}
+
+var problems = []problem{
+	{ErrKeyMissing, http.StatusBadRequest, "idempotency_key_missing", "Idempotency key missing",
+		"This operation needs an Idempotency-Key header: one new key for each operation, kept over retries."},
+	{ErrKeyInvalid, http.StatusBadRequest, "idempotency_key_invalid", "Idempotency key invalid",
+		"The Idempotency-Key header must come once and hold a key of 1 to 255 characters in the form that this API asks for."},
+	{ErrKeyReused, http.StatusUnprocessableEntity, "idempotency_key_reused", "Idempotency key reused",
+		"This key was first used for another request. Send the first request again unchanged, or this one under a new key."},
+	{ErrKeyInFlight, http.StatusConflict, "idempotency_key_in_flight", "Request in flight",
+		"The first request with this key is still being processed. Try again later, with the same key."},
+	{ErrOutcomeUnknown, http.StatusConflict, "idempotency_outcome_unknown", "Outcome unknown",
+		"The first request with this key was interrupted, and whether it took effect is not known yet. Do not send it under a new key."},
+	{ErrTenantUnknown, http.StatusForbidden, "idempotency_tenant_unknown", "Tenant unknown",
+		"The request does not say on whose behalf it is made."},
+	{ErrBodyTooLarge, http.StatusRequestEntityTooLarge, "request_body_too_large", "Request body too large",
+		"The request body is longer than this operation accepts. Nothing was done."},
+	{ErrBodyRead, http.StatusBadRequest, "request_body_unreadable", "Request body unreadable",
+		"The request body could not be read whole. Nothing was done."},
+	{ErrUnavailable, http.StatusServiceUnavailable, "idempotency_unavailable", "Temporarily unavailable",
+		"The request could not be processed safely right now. Try again later, with the same key."},
+}
+
+var internalProblem = problem{errMisuse, http.StatusInternalServerError, "internal_error", "Internal server error",
+	"The server could not process the request. Nothing was done."}
+
+func problemOf(err error) problem {
+	for _, p := range problems {
+		if errors.Is(err, p.sentinel) {
+			return p
+		}
+	}
+	return internalProblem
+}
+
+// requestError is an error on its way to [Config.ErrorHandler]: the sentinel that
+// callers match, the cause, and what [WriteError] needs beyond the two.
+type requestError struct {
+	sentinel   error
+	cause      error // nil, or what the sentinel came from
+	secret     bool  // the cause's text may show the key: it stays out of Error
+	status     int   // 0: the sentinel's
+	retryAfter int   // seconds; 0: none
+	docsURL    string
+}
+
+func (e *requestError) Error() string {
+	if e.cause == nil || e.secret {
+		return e.sentinel.Error()
+	}
+	return e.sentinel.Error() + ": " + e.cause.Error()
+}
+
+func (e *requestError) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.sentinel}
+	}
+	return []error{e.sentinel, e.cause}
+}
+
+func (e *requestError) statusCode() int {
+	if e.status != 0 {
+		return e.status
+	}
+	return problemOf(e.sentinel).status
+}
+
+// retrySeconds is d in whole seconds, rounded up, at least 1: the unit of Retry-After.
+func retrySeconds(d time.Duration) int {
+	return max(1, int((d+time.Second-1)/time.Second))
+}
+
+// problemJSON is a problem details object (RFC 9457), with code as an extension.
+type problemJSON struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Code   string `json:"code"`
+}
+
+// WriteError answers err as application/problem+json (RFC 9457) with type, title,
+// status, detail and code, and Cache-Control: no-store. It is what a nil
+// [Config.ErrorHandler] does, and what a custom one may call for the errors that it
+// does not answer itself: an error from the middleware carries its status, its
+// Retry-After and Config.DocsURL. A bare sentinel such as [ErrKeyReused] is answered
+// with its usual status, any other error with 500. No error's text reaches the client.
+func WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	e := &requestError{sentinel: err}
+	errors.As(err, &e)
+	p := problemOf(err)
+	if e.status != 0 {
+		p.status = e.status
+	}
+
+	h := w.Header()
+	// What outer layers prepared for the representation they expected is not true of
+	// this one.
+	for _, name := range []string{"Content-Length", "Content-Encoding", "Content-Language", "Content-Disposition", "Etag", "Last-Modified"} {
+		h.Del(name)
+	}
+	typeURL := "about:blank"
+	if e.docsURL != "" {
+		typeURL = e.docsURL
+		h.Add("Link", "<"+e.docsURL+`>; rel="describedby"`)
+	}
+	if e.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(e.retryAfter))
+	}
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(p.status)
+
+	// Encoding these fields cannot fail, and a client that is gone cannot be told.
+	body, _ := json.Marshal(problemJSON{typeURL, p.title, p.status, p.detail, p.code})
+	w.Write(append(body, '\n'))
+}

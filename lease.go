@@ -1,0 +1,193 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// leaseKeeper renews a running claim's lease. A timer does it, which a fast handler
+// stops before it fires: the ordinary request costs no goroutine.
+type leaseKeeper struct {
+	mu      sync.Mutex
+	timer   *time.Timer
+	liveTo  time.Time // the store keeps the lease at least so long
+	failing bool      // the last renewal got no answer
+	stopped bool
+}
+
+func (a *Attempt) keepLease(asked time.Time) {
+	k := &a.lease
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.liveTo = asked.Add(a.claim.Lease)
+	k.timer = time.AfterFunc(a.claim.Lease/3, a.renewLease)
+}
+
+func (a *Attempt) stopLease() {
+	k := &a.lease
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stopped = true
+	k.timer.Stop()
+}
+
+// resumeLease goes on where stopLease stopped, with a renewal at once.
+func (a *Attempt) resumeLease() {
+	k := &a.lease
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stopped = false
+	k.timer.Reset(0)
+}
+
+// renewLease runs in the timer's goroutine. A renewal that gets no answer is tried
+// again until the lease is over by the store's clock, which runs no slower than from
+// when the last answered call was asked; then, or as soon as the store says so, the
+// claim is lost.
+func (a *Attempt) renewLease() {
+	k := &a.lease
+	k.mu.Lock()
+	liveTo, failing, stopped := k.liveTo, k.failing, k.stopped
+	if !stopped {
+		a.life.running.enter()
+	}
+	k.mu.Unlock()
+	if stopped {
+		return
+	}
+	defer a.life.running.leave()
+
+	asked := time.Now()
+	left := liveTo.Sub(asked)
+	if left <= 0 && failing {
+		a.lose()
+		return
+	}
+	// A process that was stopped past its lease finds none left, yet may still be the
+	// owner: it asks once.
+	patience := a.claim.Lease / 3
+	if left > 0 {
+		patience = min(patience, left)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx.values), patience)
+	defer cancel()
+	err := a.life.store.Extend(ctx, a.claim)
+
+	k.mu.Lock()
+	if k.stopped {
+		k.mu.Unlock()
+		return
+	}
+	next := a.claim.Lease / 3
+	if k.failing = err != nil; k.failing {
+		next = max(0, min(a.claim.Lease/12, time.Until(liveTo)))
+	} else {
+		k.liveTo = asked.Add(a.claim.Lease)
+	}
+	lostClaim := errors.Is(err, ErrClaimLost)
+	if !lostClaim {
+		k.timer.Reset(next)
+	}
+	k.mu.Unlock()
+	if lostClaim {
+		a.lose()
+	}
+}
+
+// lose ends the handler's context: what it does from here on is not recorded, because
+// another attempt may be running, or will be.
+func (a *Attempt) lose() {
+	a.finish(lost, ErrClaimLost)
+	a.ctx.end(ErrClaimLost)
+	a.life.log().Warn("idempotency: claim lost while the handler runs",
+		"key_hash", a.claim.Key.hash(), "endpoint", a.claim.Key.Endpoint, "attempt", a.number)
+}
+
+// runContext is the context of a running attempt: it ends when the attempt does, at
+// HandlerTimeout or with its claim, and takes its values from the caller's context.
+// One value for all, so that a run costs few allocations.
+type runContext struct {
+	context.Context // the end
+	values          context.Context
+	attempt         *Attempt
+	cancel          context.CancelCauseFunc
+	stopTimeout     context.CancelFunc // nil without HandlerTimeout
+}
+
+// detach makes c a context that keeps the values of parent, not its end.
+func (c *runContext) detach(parent context.Context, a *Attempt, timeout time.Duration) {
+	c.Context, c.cancel = context.WithCancelCause(context.Background())
+	if timeout > 0 {
+		c.Context, c.stopTimeout = context.WithTimeout(c.Context, timeout)
+	}
+	c.values, c.attempt = parent, a
+}
+
+// attach makes c a child of parent that ends early if the claim is lost.
+func (c *runContext) attach(parent context.Context, a *Attempt) {
+	c.Context, c.cancel = context.WithCancelCause(parent)
+	c.values, c.attempt = parent, a
+}
+
+func (c *runContext) Value(key any) any {
+	if key == attemptKey {
+		return c.attempt
+	}
+	// First our own end's values: context itself looks there for what a child must be
+	// cancelled by, and must not find the parent's.
+	if v := c.Context.Value(key); v != nil {
+		return v
+	}
+	return c.values.Value(key)
+}
+
+// end ends the context with cause; nil is context.Canceled.
+func (c *runContext) end(cause error) {
+	c.cancel(cause)
+	if c.stopTimeout != nil {
+		c.stopTimeout()
+	}
+}
+
+// gate counts what is running, so that Drain can wait for none.
+type gate struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // non-nil while somebody waits; closed at 0
+}
+
+func (g *gate) enter() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.n++
+}
+
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.n--; g.n == 0 && g.idle != nil {
+		close(g.idle)
+		g.idle = nil
+	}
+}
+
+func (g *gate) wait(ctx context.Context) error {
+	g.mu.Lock()
+	if g.n == 0 {
+		g.mu.Unlock()
+		return nil
+	}
+	if g.idle == nil {
+		g.idle = make(chan struct{})
+	}
+	idle := g.idle
+	g.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,330 @@
+package idempotency
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var errLateWrite = errors.New("idempotency: response written after the handler returned")
+
+// recorder is the ResponseWriter of a running handler. It keeps the whole response
+// back, so that the record is durable before the client sees a byte.
+//
+// It has no Unwrap and no Hijack, since both would go around the buffer.
+type recorder struct {
+	w       http.ResponseWriter
+	attempt *Attempt
+	outer   http.Header // what outer layers have set
+
+	done atomic.Bool // the handler has returned
+
+	// mu is held while a streamed response is written to the client: it is this
+	// response's alone, and keeps a late write off a connection that serves the next
+	// request by then.
+	mu        sync.Mutex
+	header    http.Header // what the handler sees and changes
+	frozen    http.Header // the header as it will be sent; nil until the status is set
+	status    int         // 0 until the final status is set
+	length    int64       // the Content-Length that the handler declared, or -1
+	body      []byte
+	overflown bool  // the body has passed MaxResponseBytes, and the record was tried
+	streaming bool  // the record is written, the response under way
+	holding   bool  // a transaction must see the response whole: no overflow yet
+	sealed    error // non-nil: the response is final, and this is what later writes get
+}
+
+func (rec *recorder) init(w http.ResponseWriter, a *Attempt) {
+	rec.w, rec.attempt = w, a
+	rec.outer = w.Header()
+	rec.header = rec.outer.Clone()
+	if rec.header == nil {
+		rec.header = make(http.Header)
+	}
+}
+
+// Header returns the handler's own header map. It starts as a copy of what outer layers
+// have set.
+func (rec *recorder) Header() http.Header { return rec.header }
+
+// WriteHeader sets the status. The first final one wins; a 1xx goes to the client at
+// once and is not recorded.
+func (rec *recorder) WriteHeader(status int) {
+	if status < 100 || status > 999 {
+		// As net/http does: without it, the mistake would surface on a replay.
+		panic("invalid WriteHeader code " + strconv.Itoa(status))
+	}
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.status != 0 || rec.sealed != nil {
+		return
+	}
+	if status < 200 && status != http.StatusSwitchingProtocols {
+		rec.inform(status)
+		return
+	}
+	rec.setStatus(status)
+}
+
+// inform passes a 1xx on. It needs the handler's fields in the real header map, which
+// are taken out again for the final response.
+func (rec *recorder) inform(status int) {
+	real := rec.w.Header()
+	outer := maps.Clone(real)
+	setHeader(real, rec.header)
+	rec.w.WriteHeader(status)
+	setHeader(real, outer)
+}
+
+// setStatus freezes status and header: later changes of the header map are not sent,
+// as with any ResponseWriter.
+func (rec *recorder) setStatus(status int) {
+	rec.status = status
+	rec.frozen = rec.header.Clone()
+	rec.length = -1
+	if declared := rec.frozen.Get("Content-Length"); declared != "" {
+		n, err := strconv.ParseInt(strings.TrimSpace(declared), 10, 64)
+		if err == nil && n >= 0 {
+			rec.length = n
+		} else {
+			rec.frozen.Del("Content-Length")
+		}
+	}
+}
+
+// Write keeps p. Once a response is being streamed, it sends p.
+func (rec *recorder) Write(p []byte) (int, error) { return write(rec, p) }
+
+// WriteString is Write without a copy.
+func (rec *recorder) WriteString(s string) (int, error) { return write(rec, s) }
+
+func write[T string | []byte](rec *recorder, p T) (int, error) {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.sealed != nil {
+		return 0, rec.sealed
+	}
+	if rec.status == 0 {
+		rec.setStatus(http.StatusOK)
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if !bodyAllowed(rec.status) {
+		return 0, http.ErrBodyNotAllowed
+	}
+	if rec.streaming {
+		return rec.w.Write([]byte(p))
+	}
+	if rec.length >= 0 && int64(len(rec.body)+len(p)) > rec.length {
+		return 0, http.ErrContentLength
+	}
+	rec.body = append(rec.body, p...)
+	if int64(len(rec.body)) > rec.attempt.cfg.MaxResponseBytes && !rec.holding && !rec.overflown {
+		rec.stream()
+	}
+	return len(p), nil
+}
+
+// stream has the record written and starts to send the response. Called with mu held.
+func (rec *recorder) stream() {
+	rec.overflown = true
+	rec.sniff()
+	rec.mu.Unlock() // writing the record is I/O
+	rec.attempt.recordEarly()
+	rec.mu.Lock()
+	if rec.sealed != nil { // the handler returned meanwhile
+		return
+	}
+	rec.streaming = true
+	rec.send()
+	rec.body = nil
+}
+
+// FlushError freezes status and header, and returns nil: what is kept back stays so
+// until it is recorded. A response that is being streamed is flushed.
+func (rec *recorder) FlushError() error {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.sealed != nil {
+		return rec.sealed
+	}
+	if rec.streaming {
+		return http.NewResponseController(rec.w).Flush()
+	}
+	if rec.status == 0 {
+		rec.setStatus(http.StatusOK)
+	}
+	rec.sniff() // net/http would have decided on what is there by now
+	return nil
+}
+
+// Flush is FlushError for who asks for an [http.Flusher].
+func (rec *recorder) Flush() { _ = rec.FlushError() }
+
+// SetWriteDeadline applies to the connection, and so to the response when it is sent.
+func (rec *recorder) SetWriteDeadline(deadline time.Time) error {
+	if rec.done.Load() {
+		return errLateWrite // the connection may serve another request by now
+	}
+	return http.NewResponseController(rec.w).SetWriteDeadline(deadline)
+}
+
+// SetReadDeadline does nothing: the body has been read already, and a deadline on the
+// connection would only make the server think that its client has left.
+func (rec *recorder) SetReadDeadline(time.Time) error { return nil }
+
+// EnableFullDuplex is passed on. The body has been read, so it changes nothing for the
+// handler.
+func (rec *recorder) EnableFullDuplex() error {
+	if rec.done.Load() {
+		return errLateWrite
+	}
+	return http.NewResponseController(rec.w).EnableFullDuplex()
+}
+
+// sniff gives the response the Content-Type that net/http would have guessed, so that
+// it is recorded: once, from the first bytes, unless the handler has set one, be it nil.
+func (rec *recorder) sniff() {
+	if len(rec.body) == 0 || !bodyAllowed(rec.status) || rec.frozen.Get("Content-Encoding") != "" {
+		return
+	}
+	if _, set := rec.frozen["Content-Type"]; set {
+		return
+	}
+	if _, set := rec.frozen["Transfer-Encoding"]; set {
+		return
+	}
+	rec.frozen["Content-Type"] = []string{http.DetectContentType(rec.body)}
+}
+
+// send gives the whole response to the client.
+func (rec *recorder) send() {
+	setHeader(rec.w.Header(), rec.frozen)
+	rec.w.WriteHeader(rec.status)
+	if len(rec.body) > 0 {
+		rec.w.Write(rec.body) // a client that is gone comes back for the replay
+	}
+}
+
+// finish makes the response whole when the handler has returned. Later writes are
+// refused.
+func (rec *recorder) finish() {
+	rec.done.Store(true)
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.status == 0 {
+		rec.setStatus(http.StatusOK)
+	}
+	rec.sniff()
+	rec.sealed = cmp.Or(rec.sealed, errLateWrite)
+}
+
+// abort refuses later writes after a handler that did not return.
+func (rec *recorder) abort() {
+	rec.done.Store(true)
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	rec.sealed = cmp.Or(rec.sealed, errLateWrite)
+}
+
+// written reports whether there is a response.
+func (rec *recorder) written() bool {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	return rec.status != 0
+}
+
+// started reports whether the response is being sent, and cannot be taken back.
+func (rec *recorder) started() bool {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	return rec.overflown
+}
+
+// recorderMark is a state that a recorder can go back to.
+type recorderMark struct {
+	header, frozen http.Header
+	status         int
+	length         int64
+	body           int
+}
+
+// hold keeps the whole response back, however long, until unhold.
+func (rec *recorder) hold() recorderMark {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	rec.holding = true
+	return recorderMark{rec.header.Clone(), rec.frozen.Clone(), rec.status, rec.length, len(rec.body)}
+}
+
+// unhold ends hold, and with back makes the response what it was.
+func (rec *recorder) unhold(mark recorderMark, back bool) {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	rec.holding = false
+	if back {
+		setHeader(rec.header, mark.header)
+		rec.frozen, rec.status, rec.length = mark.frozen, mark.status, mark.length
+		rec.body = rec.body[:mark.body]
+	}
+}
+
+// seal makes the response final: later writes get err.
+func (rec *recorder) seal(err error) {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	rec.sniff()
+	rec.sealed = err
+}
+
+// response is what a record keeps: the status, the handler's own header fields of those
+// in Config.ReplayHeaders, and the body, which stays the recorder's: a store copies it.
+func (rec *recorder) response() Response {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	keep := rec.attempt.cfg.ReplayHeaders
+	resp := Response{Status: rec.status, Body: rec.body, Omitted: rec.overflown}
+	for name, values := range rec.frozen {
+		if !slices.Contains(keep, textproto.CanonicalMIMEHeaderKey(name)) {
+			continue
+		}
+		before, had := rec.outer[name]
+		switch {
+		case had && slices.Equal(before, values):
+			continue // an outer layer's: it stays fresh on a replay
+		case len(before) > 0 && len(values) > len(before) && slices.Equal(before, values[:len(before)]):
+			values = values[len(before):]
+			resp.Appended = append(resp.Appended, name)
+		}
+		if resp.Header == nil {
+			resp.Header = make(http.Header)
+		}
+		resp.Header[name] = values
+	}
+	slices.Sort(resp.Appended)
+	return resp
+}
+
+// setHeader makes dst, a map that others hold, equal to src.
+func setHeader(dst, src http.Header) {
+	maps.DeleteFunc(dst, func(name string, _ []string) bool {
+		_, ok := src[name]
+		return !ok
+	})
+	maps.Copy(dst, src)
+}
+
+// bodyAllowed reports whether a response with this status may have a body (RFC 9110,
+// section 6.4.1).
+func bodyAllowed(status int) bool {
+	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
+}
