@@ -2,10 +2,11 @@ package idempotency
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"sync"
 	"time"
 
@@ -39,7 +40,15 @@ func (l *lifecycle) log() *slog.Logger {
 }
 
 func (l *lifecycle) claim(key Key, fp Fingerprint) Claim {
-	return Claim{Key: key, Fingerprint: fp, Token: uuid.New(), Lease: l.lease, TTL: l.ttl, Rerun: l.rerun}
+	return Claim{Key: key, Fingerprint: fp, Token: newToken(), Lease: l.lease, TTL: l.ttl, Rerun: l.rerun}
+}
+
+// newToken is uuid.New without its allocation: a replay needs a token too.
+func newToken() (token uuid.UUID) {
+	rand.Read(token[:]) // never fails
+	token[6] = token[6]&0x0f | 0x40
+	token[8] = token[8]&0x3f | 0x80
+	return token
 }
 
 // reserve asks for the key, again with the same token if the store fails, so that a
@@ -98,7 +107,7 @@ func (l *lifecycle) persist(ctx context.Context, op func(context.Context) error)
 		if err == nil || errors.Is(err, ErrClaimLost) || errors.Is(err, ErrStoreFull) {
 			return err
 		}
-		delay := wait/2 + rand.N(wait)
+		delay := wait/2 + mathrand.N(wait)
 		if delay >= time.Until(end) || pause(ctx, delay) != nil {
 			return err
 		}
@@ -251,14 +260,15 @@ func (a *Attempt) finish(v verdict, err error) {
 // write records the outcome, or without keep frees the key: fenced by the token, and on
 // a context of its own, since the client's leaving must not undo what was done.
 func (a *Attempt) write(resp Response, keep bool) error {
-	ctx := context.WithoutCancel(a.ctx.values)
 	store, claim := a.life.store, a.claim
 	if a.life.inProcess() {
+		ctx := context.Background()
 		if keep {
 			return store.Complete(ctx, claim, resp)
 		}
 		return store.Release(ctx, claim)
 	}
+	ctx := context.WithoutCancel(a.ctx.values)
 	if keep {
 		return a.life.persist(ctx, func(ctx context.Context) error { return store.Complete(ctx, claim, resp) })
 	}

@@ -10,32 +10,47 @@ import (
 	"sync"
 )
 
-// requestBody is a request's body, read whole before anything is reserved.
-type requestBody struct {
-	bytes []byte
-}
-
-// readBody reads r.Body to its end, and no further than limit.
-func readBody(r *http.Request, limit int64) (*requestBody, *requestError) {
+// readBody reads r.Body to its end, and no further than limit, into buf.
+func readBody(r *http.Request, limit int64, buf *bytes.Buffer) *requestError {
 	if r.ContentLength > limit {
-		return nil, &requestError{sentinel: ErrBodyTooLarge}
+		return &requestError{sentinel: ErrBodyTooLarge}
 	}
 	if r.Body == nil {
-		return &requestBody{}, nil
+		return nil
 	}
-	// Grown to what is announced, but not at once: announcing costs a client nothing.
-	buf := bytes.NewBuffer(make([]byte, 0, min(max(r.ContentLength, 0), 64<<10)+bytes.MinRead))
-	n, err := buf.ReadFrom(io.LimitReader(r.Body, limit+1))
+	// Room for what is announced, but not for all of it at once: announcing costs a
+	// client nothing.
+	buf.Grow(int(min(max(r.ContentLength, 0), 64<<10)) + bytes.MinRead)
+	n, err := readFrom(buf, r.Body, limit)
 	switch {
 	case err != nil:
-		return nil, readFailure(err)
+		return readFailure(err)
 	case n > limit:
-		return nil, &requestError{sentinel: ErrBodyTooLarge}
+		return &requestError{sentinel: ErrBodyTooLarge}
 	case readOutside(r, n):
-		return nil, &requestError{sentinel: ErrBodyRead, status: http.StatusInternalServerError,
+		return &requestError{sentinel: ErrBodyRead, status: http.StatusInternalServerError,
 			cause: errors.New("a layer outside of the middleware has read the body")}
 	}
-	return &requestBody{bytes: buf.Bytes()}, nil
+	return nil
+}
+
+// readFrom reads until the end of body, or until more than limit has come. Unlike
+// io.LimitReader with buf.ReadFrom it needs no memory of its own.
+func readFrom(buf *bytes.Buffer, body io.Reader, limit int64) (n int64, err error) {
+	for n <= limit {
+		buf.Grow(bytes.MinRead)
+		space := buf.AvailableBuffer()
+		read, err := body.Read(space[:cap(space)])
+		buf.Write(space[:read])
+		n += int64(read)
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
 }
 
 // readFailure says whose fault it is that a body could not be read.
@@ -71,15 +86,9 @@ func readOutside(r *http.Request, n int64) bool {
 	}
 }
 
-func (b *requestBody) reader() io.ReadCloser {
-	if len(b.bytes) == 0 {
-		return http.NoBody
-	}
-	return &bodyReader{rest: b.bytes}
-}
-
 // bodyReader is what a handler reads the body from. It may be read by a goroutine that
-// outlives the handler: that one gets an error.
+// outlives the handler: that one gets an error, never another request's bytes. It gives
+// copies only, so no WriterTo.
 type bodyReader struct {
 	mu     sync.Mutex
 	rest   []byte
@@ -105,4 +114,19 @@ func (b *bodyReader) Close() error {
 	defer b.mu.Unlock()
 	b.closed, b.rest = true, nil
 	return nil
+}
+
+// buffers hold request bodies. Only the middleware itself and built-in fingerprint
+// functions see such a buffer; a handler gets copies through a bodyReader. Response
+// bodies are not pooled: a store, or an outer ResponseWriter, is handed the slice.
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// maxPooled keeps a few long bodies from occupying memory for ever.
+const maxPooled = 64 << 10
+
+func putBuffer(buf *bytes.Buffer) {
+	if buf.Cap() <= maxPooled {
+		buf.Reset()
+		buffers.Put(buf)
+	}
 }

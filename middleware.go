@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -57,6 +58,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 		}
 		x := exchange{m: m, w: w, r: r, next: next, arrived: time.Now()}
 		x.serve()
+		x.recycle()
 	})
 }
 
@@ -75,7 +77,7 @@ type exchange struct {
 	arrived time.Time
 
 	key   Key
-	body  *requestBody
+	body  *bytes.Buffer // nil until it has been read
 	claim Claim
 }
 
@@ -189,22 +191,31 @@ func storable(s string) bool {
 
 // read takes the body in, and with it the fingerprint and the claim.
 func (x *exchange) read() *requestError {
-	body, failure := readBody(x.r, x.m.cfg.MaxRequestBytes)
-	if failure != nil {
-		return failure
-	}
-	x.body = body
+	buf := new(bytes.Buffer)
 	fingerprint := x.m.cfg.Fingerprint
 	if fingerprint == nil {
 		fingerprint = FingerprintBody
+		buf = buffers.Get().(*bytes.Buffer)
 	}
-	payload, err := fingerprint(x.r, body.bytes)
+	if failure := readBody(x.r, x.m.cfg.MaxRequestBytes, buf); failure != nil {
+		return failure
+	}
+	x.body = buf
+	payload, err := fingerprint(x.r, buf.Bytes())
 	if err != nil {
 		return &requestError{sentinel: errMisuse, cause: err}
 	}
 	fp := fingerprintOf(x.r.Method, x.r.URL.EscapedPath(), x.r.URL.RawQuery, payload)
 	x.claim = x.m.life.claim(x.key, fp)
 	return nil
+}
+
+// recycle gives the body's buffer to a later request: not after a panic, and not if a
+// fingerprint function of the user's has seen it and may hold on to it.
+func (x *exchange) recycle() {
+	if x.body != nil && x.m.cfg.Fingerprint == nil {
+		putBuffer(x.body)
+	}
 }
 
 // wait lets a duplicate wait for the outcome of the request in flight, as long as its
@@ -258,7 +269,9 @@ func (x *exchange) replay(rec Record) {
 
 	if resp.Ref != "" && x.m.cfg.Rebuild != nil {
 		rebuilt := &rebuiltWriter{ResponseWriter: x.w, status: resp.Status}
-		x.m.cfg.Rebuild(rebuilt, x.copyRequest(x.r.Context()), resp.Ref)
+		body := new(bodyReader)
+		x.m.cfg.Rebuild(rebuilt, x.copyRequest(x.r.Context(), body), resp.Ref)
+		body.Close()
 		rebuilt.commit()
 		return
 	}

@@ -32,7 +32,7 @@ type recorder struct {
 	// request by then.
 	mu        sync.Mutex
 	header    http.Header // what the handler sees and changes
-	frozen    http.Header // the header as it will be sent; nil until the status is set
+	frozen    []field     // the header as it will be sent, once the status is set
 	status    int         // 0 until the final status is set
 	length    int64       // the Content-Length that the handler declared, or -1
 	body      []byte
@@ -40,6 +40,16 @@ type recorder struct {
 	streaming bool  // the record is written, the response under way
 	holding   bool  // a transaction must see the response whole: no overflow yet
 	sealed    error // non-nil: the response is final, and this is what later writes get
+
+	// Room for a usual header, so that freezing it needs no memory of its own.
+	fieldSpace [8]field
+	valueSpace [8]string
+}
+
+// field is a header field: a name and its values, line by line.
+type field struct {
+	name   string
+	values []string
 }
 
 func (rec *recorder) init(w http.ResponseWriter, a *Attempt) {
@@ -88,16 +98,22 @@ func (rec *recorder) inform(status int) {
 // as with any ResponseWriter.
 func (rec *recorder) setStatus(status int) {
 	rec.status = status
-	rec.frozen = rec.header.Clone()
 	rec.length = -1
-	if declared := rec.frozen.Get("Content-Length"); declared != "" {
+	if declared := rec.header.Get("Content-Length"); declared != "" {
 		n, err := strconv.ParseInt(strings.TrimSpace(declared), 10, 64)
 		if err == nil && n >= 0 {
 			rec.length = n
 		} else {
-			rec.frozen.Del("Content-Length")
+			rec.header.Del("Content-Length") // net/http would not send it either
 		}
 	}
+	fields, values := rec.fieldSpace[:0], rec.valueSpace[:0]
+	for name, lines := range rec.header {
+		first := len(values)
+		values = append(values, lines...)
+		fields = append(fields, field{name, values[first:len(values):len(values)]})
+	}
+	rec.frozen = fields
 }
 
 // Write keeps p. Once a response is being streamed, it sends p.
@@ -194,21 +210,31 @@ func (rec *recorder) EnableFullDuplex() error {
 // sniff gives the response the Content-Type that net/http would have guessed, so that
 // it is recorded: once, from the first bytes, unless the handler has set one, be it nil.
 func (rec *recorder) sniff() {
-	if len(rec.body) == 0 || !bodyAllowed(rec.status) || rec.frozen.Get("Content-Encoding") != "" {
+	if len(rec.body) == 0 || !bodyAllowed(rec.status) {
 		return
 	}
-	if _, set := rec.frozen["Content-Type"]; set {
-		return
+	for _, f := range rec.frozen {
+		switch f.name {
+		case "Content-Type", "Transfer-Encoding":
+			return
+		case "Content-Encoding":
+			if len(f.values) > 0 && f.values[0] != "" {
+				return
+			}
+		}
 	}
-	if _, set := rec.frozen["Transfer-Encoding"]; set {
-		return
-	}
-	rec.frozen["Content-Type"] = []string{http.DetectContentType(rec.body)}
+	rec.frozen = append(rec.frozen, field{"Content-Type", []string{http.DetectContentType(rec.body)}})
 }
 
 // send gives the whole response to the client.
 func (rec *recorder) send() {
-	setHeader(rec.w.Header(), rec.frozen)
+	h := rec.w.Header()
+	maps.DeleteFunc(h, func(name string, _ []string) bool {
+		return !slices.ContainsFunc(rec.frozen, func(f field) bool { return f.name == name })
+	})
+	for _, f := range rec.frozen {
+		h[f.name] = f.values
+	}
 	rec.w.WriteHeader(rec.status)
 	if len(rec.body) > 0 {
 		rec.w.Write(rec.body) // a client that is gone comes back for the replay
@@ -252,10 +278,11 @@ func (rec *recorder) started() bool {
 
 // recorderMark is a state that a recorder can go back to.
 type recorderMark struct {
-	header, frozen http.Header
-	status         int
-	length         int64
-	body           int
+	header http.Header
+	frozen []field
+	status int
+	length int64
+	body   int
 }
 
 // hold keeps the whole response back, however long, until unhold.
@@ -263,7 +290,7 @@ func (rec *recorder) hold() recorderMark {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	rec.holding = true
-	return recorderMark{rec.header.Clone(), rec.frozen.Clone(), rec.status, rec.length, len(rec.body)}
+	return recorderMark{rec.header.Clone(), slices.Clone(rec.frozen), rec.status, rec.length, len(rec.body)}
 }
 
 // unhold ends hold, and with back makes the response what it was.
@@ -293,7 +320,8 @@ func (rec *recorder) response() Response {
 	defer rec.mu.Unlock()
 	keep := rec.attempt.cfg.ReplayHeaders
 	resp := Response{Status: rec.status, Body: rec.body, Omitted: rec.overflown}
-	for name, values := range rec.frozen {
+	for _, f := range rec.frozen {
+		name, values := f.name, f.values
 		if !slices.Contains(keep, textproto.CanonicalMIMEHeaderKey(name)) {
 			continue
 		}

@@ -16,6 +16,8 @@ var errPanicked = errors.New("idempotency: the handler panicked")
 type execution struct {
 	attempt  Attempt
 	recorder recorder
+	body     bodyReader
+	request  http.Request
 }
 
 // run calls the handler under the claim, on a context of its own: the client's leaving
@@ -30,13 +32,14 @@ func (x *exchange) run(rec Record, asked time.Time) {
 	a.rec.init(x.w, a)
 	a.begin(&x.m.life, x.claim, rec, asked)
 
-	request := x.copyRequest(&a.ctx)
+	e.request = *x.copyRequest(&a.ctx, &e.body)
 	returned := false
 	defer func() {
-		x.handBack(request)
+		x.handBack(&e.request)
+		e.body.Close()
 		x.conclude(a, returned)
 	}()
-	x.next.ServeHTTP(a.rec, request)
+	x.next.ServeHTTP(a.rec, &e.request)
 	returned = true
 }
 
@@ -77,34 +80,36 @@ func (x *exchange) conclude(a *Attempt, returned bool) {
 // sent no key.
 func (x *exchange) runUnprotected(storeErr error) {
 	x.m.life.running.enter()
-	request := x.r
+	request, body := x.r, new(bodyReader)
 	if x.body != nil {
-		request = x.copyRequest(x.r.Context())
+		request = x.copyRequest(x.r.Context(), body)
 	}
 	defer func() {
 		x.m.life.running.leave()
 		x.handBack(request)
+		body.Close()
 		x.observe(Event{Outcome: Unprotected, Err: storeErr})
 	}()
 	x.next.ServeHTTP(x.w, request)
 }
 
-// copyRequest gives a handler the request with its body as it came. The original stays
-// as it is: the server still looks at its body, to answer Expect: 100-continue.
-func (x *exchange) copyRequest(ctx context.Context) *http.Request {
+// copyRequest gives a handler the request with its body as it came, through body. The
+// original stays as it is: the server still looks at its body, to answer Expect:
+// 100-continue.
+func (x *exchange) copyRequest(ctx context.Context, body *bodyReader) *http.Request {
 	request := x.r.WithContext(ctx)
-	request.Body = x.body.reader()
+	request.Body = http.NoBody
+	if x.body.Len() > 0 {
+		body.rest = x.body.Bytes()
+		request.Body = body
+	}
 	return request
 }
 
 // handBack returns to the original request what a handler leaves in its own for outer
 // layers: the server removes a form's temporary files, loggers read the pattern.
 func (x *exchange) handBack(request *http.Request) {
-	if request == x.r {
-		return
-	}
 	x.r.MultipartForm, x.r.Pattern = request.MultipartForm, request.Pattern
-	request.Body.Close()
 }
 
 // unavailableRetry is the Retry-After, in seconds, of a 503: the request has waited for
