@@ -198,14 +198,16 @@ func (s *MemoryStore) settle(
 // Await implements [Waiter]. It sleeps until the claim is settled or its lease is over;
 // it asks nothing in between.
 func (s *MemoryStore) Await(ctx context.Context, key Key) error {
+	var awaited <-chan struct{} // tells the claim first seen from a successor's
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		settled, left := s.watch(key)
-		if settled == nil {
+		if settled == nil || awaited != nil && awaited != settled {
 			return nil
 		}
+		awaited = settled
 		lapse := time.NewTimer(left)
 		select {
 		case <-settled:
