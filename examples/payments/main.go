@@ -29,17 +29,16 @@ import (
 )
 
 func main() {
-	if err := run(os.Getenv, os.Stdout); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	if err := run(ctx, os.Getenv, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "payments:", oneLine(err))
 		os.Exit(1)
 	}
 }
 
-// run serves until a signal to stop arrives, or something keeps it from serving.
-func run(getenv func(string) string, out io.Writer) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-
+// run serves until ctx ends, or something keeps it from serving.
+func run(ctx context.Context, getenv func(string) string, out io.Writer) error {
 	cfg, err := configFrom(getenv)
 	if err != nil {
 		return err
@@ -71,7 +70,6 @@ func run(getenv func(string) string, out io.Writer) error {
 	case err := <-failed:
 		return err
 	case <-ctx.Done():
-		stop() // a second signal ends the program at once
 		return shutDown(srv, keys, cfg.handlerTimeout()+5*time.Second)
 	}
 }

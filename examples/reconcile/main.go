@@ -29,7 +29,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
+	context.AfterFunc(ctx, stop)
 	if err := run(ctx, os.Args[1:], os.Getenv("DATABASE_URL"), os.Stdout); err != nil {
 		message := strings.NewReplacer("\n\t", " ", "\n", "; ").Replace(err.Error())
 		fmt.Fprintln(os.Stderr, "reconcile:", message)
