@@ -77,15 +77,16 @@ func TestAnswersToCharges(t *testing.T) {
 		p := start(t, mode)
 		for _, tt := range tests {
 			t.Run(tt.name, func(t *testing.T) {
+				key := strings.ReplaceAll(tt.name, " ", "-")
 				for i := range 2 {
-					a := p.post(tt.name, tt.body)
+					a := p.post(key, tt.body)
 					require.Equal(t, tt.status, a.status, a.body)
 					require.Equal(t, tt.code, a.code())
 					require.NotEmpty(t, a.field("detail"))
 					require.Equal(t, "application/problem+json", a.header.Get("Content-Type"))
 					require.Equal(t, i == 1 && tt.recorded, a.replayed())
 				}
-				corrected := p.post(tt.name, with("1200", "77"))
+				corrected := p.post(key, with("1200", "77"))
 				if tt.recorded {
 					require.Equal(t, 422, corrected.status)
 					require.Equal(t, "idempotency_key_reused", corrected.code())

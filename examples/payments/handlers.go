@@ -68,6 +68,7 @@ func writeChargeError(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, charges.ErrNetworkTimeout):
 		writeProblem(w, http.StatusInternalServerError, "card_network_timeout", "the card network gave no answer")
 	case errors.Is(err, charges.ErrIDReused):
+		idempotency.FromContext(r.Context()).Release() // it stays the other charge's
 		writeProblem(w, http.StatusUnprocessableEntity, "charge_differs",
 			"this key has been used for another charge")
 	case errors.Is(err, charges.ErrOrderCharged):

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"os"
@@ -35,6 +36,7 @@ func TestMain(m *testing.M) {
 		if out, err := exec.Command("go", "build", "-o", payments, ".").CombinedOutput(); err != nil {
 			panic(string(out))
 		}
+		slog.SetDefault(slog.New(slog.DiscardHandler)) // a launched program has its own
 		return m.Run()
 	}())
 }
@@ -53,21 +55,47 @@ func inEachMode(t *testing.T, test func(t *testing.T, mode env)) {
 	})
 }
 
-// program is a running payments process.
+// program is the payments service at work, in this process or in one of its own.
 type program struct {
 	*testing.T
 	url    string
-	cmd    *exec.Cmd
 	stdout string // what it printed before it began to serve
+
+	cmd    *exec.Cmd // of a launched one
 	stderr *syncBuffer
 }
 
-// start starts the program with the variables of envs, and ends it with the test.
+// fast is what every program is started with, unless the test says otherwise.
+var fast = env{"ADDR": "127.0.0.1:0", "CARD_NETWORK_LATENCY": "1ms"}
+
+// start runs the program in this process, where the race detector sees it, and shuts it
+// down with the test.
 func start(t *testing.T, envs ...env) *program {
 	t.Helper()
-	p := &program{T: t, stderr: new(syncBuffer)}
-	p.cmd = exec.Command(payments)
-	p.cmd.Env = environ(append([]env{{"ADDR": "127.0.0.1:0", "CARD_NETWORK_LATENCY": "1ms"}}, envs...)...)
+	vars := merge(append([]env{fast}, envs...))
+	ctx, cancel := context.WithCancel(context.Background())
+	stdout, out := io.Pipe()
+	stopped := make(chan error, 1)
+	go func() {
+		err := run(ctx, func(name string) string { return vars[name] }, out)
+		out.CloseWithError(err)
+		stopped <- err
+	}()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		cancel()
+		require.NoError(t, <-stopped)
+	})
+	p := &program{T: t}
+	p.awaitWelcome(stdout)
+	return p
+}
+
+// launch runs the program as a process, and kills it with the test if it is still there.
+func launch(t *testing.T, envs ...env) *program {
+	t.Helper()
+	p := &program{T: t, cmd: exec.Command(payments), stderr: new(syncBuffer)}
+	p.cmd.Env = environ(append([]env{fast}, envs...))
 	p.cmd.Stderr = p.stderr
 	stdout, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -78,26 +106,36 @@ func start(t *testing.T, envs ...env) *program {
 			p.cmd.Wait()
 		}
 	})
-
-	lines := bufio.NewReader(stdout)
-	for strings.Count(p.stdout, "curl") < 2 {
-		line, err := lines.ReadString('\n')
-		require.NoError(t, err, "it ended early: %s", p.stderr)
-		p.stdout += line
-	}
-	_, after, _ := strings.Cut(p.stdout, "Listening on ")
-	p.url, _, _ = strings.Cut(after, ",")
+	p.awaitWelcome(stdout)
 	return p
 }
 
-// environ is the environment of this process, changed as envs say.
-func environ(envs ...env) []string {
-	all := env{"ADDR": "", "DATABASE_URL": "", "CARD_NETWORK_LATENCY": "", "LEASE": "", "AFTER_CRASH": ""}
+func (p *program) awaitWelcome(stdout io.Reader) {
+	p.Helper()
+	lines := bufio.NewReader(stdout)
+	for strings.Count(p.stdout, "curl") < 2 {
+		line, err := lines.ReadString('\n')
+		require.NoError(p, err, "it ended early: %v", p.stderr)
+		p.stdout += line
+	}
+	go io.Copy(io.Discard, lines)
+	_, after, _ := strings.Cut(p.stdout, "Listening on ")
+	p.url, _, _ = strings.Cut(after, ",")
+}
+
+func merge(envs []env) env {
+	all := env{}
 	for _, e := range envs {
 		maps.Copy(all, e)
 	}
+	return all
+}
+
+// environ is this process's environment without the program's variables, and with envs.
+func environ(envs []env) []string {
+	none := env{"ADDR": "", "DATABASE_URL": "", "CARD_NETWORK_LATENCY": "", "LEASE": "", "AFTER_CRASH": ""}
 	environ := os.Environ()
-	for name, value := range all {
+	for name, value := range merge(append([]env{none}, envs...)) {
 		environ = append(environ, name+"="+value)
 	}
 	return environ
