@@ -22,8 +22,8 @@ import (
 	"github.com/seed-2d1e5f61/idempotency/internal/testdb"
 )
 
-// payments is the path of the program, built once.
-var payments string
+// The paths of the programs, built once.
+var payments, reconcile string
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
-		payments = filepath.Join(dir, "payments")
-		if out, err := exec.Command("go", "build", "-o", payments, ".").CombinedOutput(); err != nil {
+		payments, reconcile = filepath.Join(dir, "payments"), filepath.Join(dir, "reconcile")
+		if out, err := exec.Command("go", "build", "-o", dir, ".", "../reconcile").CombinedOutput(); err != nil {
 			panic(string(out))
 		}
 		slog.SetDefault(slog.New(slog.DiscardHandler)) // a launched program has its own
