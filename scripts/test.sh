@@ -142,6 +142,13 @@ start_pgbouncer() {
 		pidfile = $dir/pgbouncer.pid
 	CONF
 	as_owner "$pgbouncer" -q -d "$dir/pgbouncer.ini" >/dev/null 2>&1
+	for _ in {1..100}; do # it goes to the background before it knows that the port is free
+		! grep -qs "listening on 127.0.0.1:$1" "$dir/pgbouncer.log" || return 0
+		! grep -qs FATAL "$dir/pgbouncer.log" || break
+		sleep 0.05
+	done
+	mv "$dir/pgbouncer.log" "$dir/pgbouncer.$1.log"
+	return 1
 }
 
 stop_pgbouncer() {
