@@ -143,7 +143,9 @@ start_pgbouncer() {
 	CONF
 	as_owner "$pgbouncer" -q -d "$dir/pgbouncer.ini" >/dev/null 2>&1
 	for _ in {1..100}; do # it goes to the background before it knows that the port is free
-		! grep -qs "listening on 127.0.0.1:$1" "$dir/pgbouncer.log" || return 0
+		if [ -f "$dir/pgbouncer.pid" ] && grep -qs "listening on 127.0.0.1:$1" "$dir/pgbouncer.log"; then
+			return
+		fi
 		! grep -qs FATAL "$dir/pgbouncer.log" || break
 		sleep 0.05
 	done
@@ -152,7 +154,7 @@ start_pgbouncer() {
 }
 
 stop_pgbouncer() {
-	[ ! -f "$dir/pgbouncer.pid" ] || kill -TERM "$(cat "$dir/pgbouncer.pid")" || true
+	[ ! -f "$dir/pgbouncer.pid" ] || kill -KILL "$(cat "$dir/pgbouncer.pid")" || true
 }
 
 bring_pgbouncer() {
