@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/google/uuid"
@@ -111,7 +112,8 @@ type StuckClaim struct {
 // RunSweeper sweeps at each interval until ctx ends, then returns ctx's error. It
 // blocks; start it in a goroutine, in one process or in all of them. Each time it
 // deletes batches, with a short pause between two of them, until nothing dead is left.
-// A failed sweep is tried again at the next interval. An interval under 1 is an error.
+// A failed sweep is logged to slog.Default and tried again at the next interval. An
+// interval under 1 is an error.
 func RunSweeper(ctx context.Context, s Sweeper, interval time.Duration) error {
 	if interval < 1 {
 		return errors.New("idempotency: RunSweeper: interval must be positive")
@@ -134,10 +136,10 @@ const (
 func sweepAll(ctx context.Context, s Sweeper) {
 	for {
 		deleted, err := s.Sweep(ctx, sweepBatch)
-		if err != nil || deleted < sweepBatch {
-			return
+		if err != nil && ctx.Err() == nil {
+			slog.WarnContext(ctx, "idempotency: sweep failed", "error", err)
 		}
-		if pause(ctx, sweepPause) != nil {
+		if err != nil || deleted < sweepBatch || pause(ctx, sweepPause) != nil {
 			return
 		}
 	}

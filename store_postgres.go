@@ -1,0 +1,277 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
+)
+
+// PostgresDB is what [PostgresStore] needs of a database: a *pgxpool.Pool has it.
+type PostgresDB interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// PostgresConfig configures a [PostgresStore]. Its zero value is ready.
+type PostgresConfig struct {
+	// Table is the table's name; "" is idempotency_keys. A schema may stand before it,
+	// and a dot between the two; otherwise the search_path decides. Each part is 1 to 63
+	// lower-case letters, digits and underscores. Reserved words are allowed.
+	Table string
+}
+
+// PostgresStore is a [Store] in a PostgreSQL table, for any number of processes. It
+// must be made by [NewPostgresStore], and its methods may be called concurrently.
+//
+// A fresh request costs two round trips, a replay at most two and no write. Every call
+// is a few single statements, each a transaction of its own: a connection is held for
+// a statement, no session state is used, and any query mode of pgx will do. Statements
+// that the server rolled back for the sake of another (serialization failure, deadlock)
+// are repeated a few times. Contexts are used as they are given; no time-out is added.
+//
+// An error other than [ErrClaimLost] wraps pgx's and says nothing of the key.
+type PostgresStore struct {
+	db    PostgresDB
+	table tableName
+	sql   statements
+
+	sweepFrom atomic.Pointer[time.Time] // the expiry at which the next batch begins; nil: with the first
+}
+
+// NewPostgresStore returns a store that keeps its records in cfg.Table of db, which
+// [PostgresStore.Migrate] creates. It does no I/O. It fails if db is nil or the table's
+// name is not one.
+func NewPostgresStore(db PostgresDB, cfg PostgresConfig) (*PostgresStore, error) {
+	if db == nil {
+		return nil, errors.New("idempotency: NewPostgresStore: no database")
+	}
+	table, err := parseTableName(cfg.Table)
+	if err != nil {
+		return nil, fmt.Errorf("idempotency: NewPostgresStore: %w", err)
+	}
+	return &PostgresStore{db: db, table: table, sql: newStatements(table)}, nil
+}
+
+// querier is a pool or a transaction.
+type querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// maxLooks bounds how often Reserve looks at a row that changes under its eyes: each
+// time somebody else took or freed the key in between.
+const maxLooks = 10
+
+var (
+	errRestless   = errors.New("the record changed at every look")
+	errUnstorable = errors.New("a key with NUL or invalid UTF-8 cannot be stored")
+)
+
+// Reserve implements [Store].
+func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
+	// In pgx's simple protocol a NUL would end the statement's text, and the server's
+	// complaint would quote the rest of it.
+	if !storable(c.Key.Tenant) || !storable(c.Key.Endpoint) || !storable(c.Key.Value) {
+		return Record{}, failed("Reserve", errUnstorable)
+	}
+	var rec Record
+	err := again(ctx, func() error {
+		for range maxLooks {
+			var decided bool
+			var err error
+			if rec, decided, err = s.tryReserve(ctx, c); err != nil || decided {
+				return err
+			}
+		}
+		return errRestless
+	})
+	if err != nil {
+		return Record{}, failed("Reserve", err)
+	}
+	return rec, nil
+}
+
+// tryReserve inserts first, because most requests are fresh, and looks only at what was
+// in the way. It is undecided if the record was gone at the look, or no longer what it
+// was when it came to taking it.
+func (s *PostgresStore) tryReserve(ctx context.Context, c Claim) (rec Record, decided bool, err error) {
+	createdAt, inserted, err := s.insert(ctx, c)
+	if err != nil || inserted {
+		return c.acquired(1, createdAt), inserted, err
+	}
+	row, found, err := s.find(ctx, c)
+	switch {
+	case err != nil || !found:
+		return Record{}, false, err
+	case row.dead():
+		return s.take(ctx, c, s.sql.replace, uuidOf(c.Key.id()), uuidOf(c.Token),
+			c.Fingerprint[:], micros(c.Lease), micros(c.TTL))
+	case row.completed: // whoever asks
+	case row.token == uuidOf(c.Token): // the reply to an earlier call was lost
+		return s.take(ctx, c, s.sql.extend, uuidOf(c.Key.id()), uuidOf(c.Token), micros(c.Lease))
+	case c.Rerun && row.lapsed() && row.fingerprint == c.Fingerprint:
+		return s.take(ctx, c, s.sql.retake, uuidOf(c.Key.id()), uuidOf(c.Token),
+			c.Fingerprint[:], micros(c.Lease))
+	}
+	rec, err = row.record()
+	return rec, true, err
+}
+
+// insert reserves a key that has no record. It waits for another insert of the same key
+// that has not committed yet.
+func (s *PostgresStore) insert(ctx context.Context, c Claim) (createdAt time.Time, inserted bool, err error) {
+	err = s.db.QueryRow(ctx, s.sql.insert, uuidOf(c.Key.id()), c.Key.Tenant, c.Key.Endpoint, c.Key.Value,
+		c.Fingerprint[:], uuidOf(c.Token), micros(c.Lease), micros(c.TTL)).Scan(&createdAt)
+	inserted, err = matched(err)
+	return createdAt, inserted, err
+}
+
+// take runs a conditional UPDATE that makes the record c's. If it matches nothing,
+// somebody else was faster.
+func (s *PostgresStore) take(ctx context.Context, c Claim, sql string, args ...any) (Record, bool, error) {
+	var attempt int
+	var createdAt time.Time
+	taken, err := matched(s.db.QueryRow(ctx, sql, args...).Scan(&attempt, &createdAt))
+	return c.acquired(attempt, createdAt), taken, err
+}
+
+func (c *Claim) acquired(attempt int, createdAt time.Time) Record {
+	return Record{
+		State:       Acquired,
+		Fingerprint: c.Fingerprint,
+		Attempt:     attempt,
+		LeaseLeft:   c.Lease,
+		CreatedAt:   createdAt,
+	}
+}
+
+// Extend implements [Store].
+func (s *PostgresStore) Extend(ctx context.Context, c Claim) error {
+	return s.settle(ctx, "Extend", func() (bool, error) {
+		_, extended, err := s.take(ctx, c, s.sql.extend, uuidOf(c.Key.id()), uuidOf(c.Token), micros(c.Lease))
+		return extended, err
+	})
+}
+
+// Complete implements [Store].
+func (s *PostgresStore) Complete(ctx context.Context, c Claim, resp Response) error {
+	return s.settle(ctx, "Complete", func() (bool, error) {
+		done, err := s.complete(ctx, s.db, c, resp)
+		if err != nil || done {
+			return done, err
+		}
+		return s.completed(ctx, s.db, c) // an earlier call may have, and lost its reply
+	})
+}
+
+// complete records resp unless c does not own the key. In a transaction it holds the
+// row, as the owner still, until that ends.
+func (s *PostgresStore) complete(ctx context.Context, q querier, c Claim, resp Response) (bool, error) {
+	tag, err := q.Exec(ctx, s.sql.complete, append(outcomeArgs(c.Key, c.Token, resp), micros(c.TTL))...)
+	return tag.RowsAffected() == 1, err
+}
+
+// completed reports whether c's token has completed the key. It waits for a transaction
+// that is about to, so that its answer stays true.
+func (s *PostgresStore) completed(ctx context.Context, q querier, c Claim) (done bool, err error) {
+	err = q.QueryRow(ctx, s.sql.completed, uuidOf(c.Key.id()), uuidOf(c.Token)).Scan(&done)
+	found, err := matched(err)
+	return found && done, err
+}
+
+// Release implements [Store].
+func (s *PostgresStore) Release(ctx context.Context, c Claim) error {
+	return s.settle(ctx, "Release", func() (bool, error) {
+		return s.release(ctx, s.db, c)
+	})
+}
+
+// release frees the key unless c does not own it in progress.
+func (s *PostgresStore) release(ctx context.Context, q querier, c Claim) (bool, error) {
+	tag, err := q.Exec(ctx, s.sql.release, uuidOf(c.Key.id()), uuidOf(c.Token))
+	return tag.RowsAffected() == 1, err
+}
+
+// settle runs an operation that reports whether it found its claim.
+func (s *PostgresStore) settle(ctx context.Context, operation string, op func() (bool, error)) error {
+	var owned bool
+	err := again(ctx, func() (err error) {
+		owned, err = op()
+		return err
+	})
+	switch {
+	case err != nil:
+		return failed(operation, err)
+	case !owned:
+		return ErrClaimLost
+	}
+	return nil
+}
+
+// outcomeArgs are the first arguments of every statement that records a response.
+func outcomeArgs(key Key, token [16]byte, resp Response) []any {
+	return []any{
+		uuidOf(key.id()), uuidOf(token), resp.Status,
+		headercode.Append(nil, resp.Header, resp.Appended), resp.Body, []byte(resp.Ref), resp.Omitted,
+	}
+}
+
+// uuidOf is for arguments: pgx cannot encode a bare [16]byte in every query mode.
+func uuidOf(id [16]byte) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
+
+// micros is d in PostgreSQL's resolution, rounded up: a lease of 1 ns is not none.
+func micros(d time.Duration) int64 {
+	n := d.Microseconds()
+	if d > time.Duration(n)*time.Microsecond {
+		n++
+	}
+	return n
+}
+
+// matched tells a statement that matched no row from one that failed.
+func matched(err error) (bool, error) {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func failed(operation string, err error) error {
+	return fmt.Errorf("idempotency: PostgresStore.%s: %w", operation, err)
+}
+
+const maxAgain = 8
+
+// again repeats op while the server rolls it back to let others pass, a bounded number
+// of times. Such a statement has changed nothing. The waits are short and spread, so
+// that those who met do not meet again: 0.2 s together at most.
+func again(ctx context.Context, op func() error) error {
+	for n := range maxAgain {
+		err := op()
+		if !rolledBack(err) {
+			return err
+		}
+		if pause(ctx, rand.N(min(2*time.Millisecond<<n, 50*time.Millisecond))) != nil {
+			return err
+		}
+	}
+	return op()
+}
+
+func rolledBack(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) &&
+		(pgErr.Code == "40001" || pgErr.Code == "40P01") // serialization failure, deadlock
+}

@@ -1,0 +1,163 @@
+package idempotency
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
+)
+
+// statements are the SQL of one table.
+type statements struct {
+	insert, find, replace, retake, extend string
+	complete, completed, release          string
+	sweep, stuck, resolve, free           string
+}
+
+func newStatements(table tableName) statements {
+	fill := strings.NewReplacer("{{table}}", table.quoted()).Replace
+	return statements{
+		insert: fill(sqlInsert), find: fill(sqlFind),
+		replace: fill(sqlReplace), retake: fill(sqlRetake), extend: fill(sqlExtend),
+		complete: fill(sqlComplete), completed: fill(sqlCompleted), release: fill(sqlRelease),
+		sweep: fill(sqlSweep), stuck: fill(sqlStuck), resolve: fill(sqlResolve), free: fill(sqlFree),
+	}
+}
+
+// Every parameter has a cast, so that pgx may send it in any form; a length of time is a
+// number of microseconds. clock_timestamp() and not now(): a lease counts from the
+// statement, also in a transaction that began long before.
+const (
+	// Expired, and no live lease on it. A completed record's lease has ended.
+	sqlDead = `expires_at <= clock_timestamp() AND lease_until <= clock_timestamp()`
+
+	// In progress under token $2, even if its lease lapsed while nobody took over.
+	sqlOwned = `id = $1::uuid AND token = $2::uuid AND completed_at IS NULL AND NOT (` + sqlDead + `)`
+
+	// Lapsed with no outcome, and not forgotten yet.
+	sqlInterrupted = `completed_at IS NULL
+		AND lease_until <= clock_timestamp() AND expires_at > clock_timestamp()`
+
+	sqlFromNow   = `clock_timestamp() + interval '1 microsecond' * `
+	sqlRecording = `completed_at = clock_timestamp(), lease_until = clock_timestamp(), status = $3::integer,
+		header = $4::bytea, body = $5::bytea, ref = $6::bytea, omitted = $7::boolean`
+
+	sqlInsert = `INSERT INTO {{table}} (id, tenant, endpoint, key, fingerprint, token,
+			attempt, created_at, lease_until, expires_at)
+		VALUES ($1::uuid, $2::text, $3::text, $4::text, $5::bytea, $6::uuid,
+			1, clock_timestamp(), ` + sqlFromNow + `$7::bigint, ` + sqlFromNow + `$8::bigint)
+		ON CONFLICT (id) DO NOTHING
+		RETURNING created_at`
+
+	// A response to another fingerprint is none of the caller's business.
+	sqlFind = `SELECT clock_timestamp(), fingerprint, token, attempt, created_at, lease_until,
+			expires_at, completed_at IS NOT NULL, coalesce(status, 0), omitted,
+			CASE WHEN fingerprint = $2::bytea THEN header END,
+			CASE WHEN fingerprint = $2::bytea THEN body END,
+			CASE WHEN fingerprint = $2::bytea THEN ref END
+		FROM {{table}} WHERE id = $1::uuid`
+
+	sqlReplace = `UPDATE {{table}} SET token = $2::uuid, fingerprint = $3::bytea, attempt = 1,
+			created_at = clock_timestamp(), lease_until = ` + sqlFromNow + `$4::bigint,
+			expires_at = ` + sqlFromNow + `$5::bigint, completed_at = NULL,
+			status = NULL, header = NULL, body = NULL, ref = NULL, omitted = false
+		WHERE id = $1::uuid AND ` + sqlDead + `
+		RETURNING attempt, created_at`
+
+	sqlRetake = `UPDATE {{table}} SET token = $2::uuid, attempt = attempt + 1,
+			lease_until = ` + sqlFromNow + `$4::bigint
+		WHERE id = $1::uuid AND fingerprint = $3::bytea AND ` + sqlInterrupted + `
+		RETURNING attempt, created_at`
+
+	sqlExtend = `UPDATE {{table}} SET lease_until = ` + sqlFromNow + `$3::bigint
+		WHERE ` + sqlOwned + `
+		RETURNING attempt, created_at`
+
+	// The expiry moves only for a run that outlived it, because to change an indexed
+	// column is what makes an update dear.
+	sqlComplete = `UPDATE {{table}} SET ` + sqlRecording + `, expires_at = CASE
+			WHEN expires_at <= clock_timestamp() THEN ` + sqlFromNow + `$8::bigint ELSE expires_at END
+		WHERE ` + sqlOwned
+
+	// The lock makes it wait for a transaction that completes the row just now, and see
+	// what became of it; a state among the conditions would be judged before the wait.
+	sqlCompleted = `SELECT completed_at IS NOT NULL AND NOT (` + sqlDead + `)
+		FROM {{table}} WHERE id = $1::uuid AND token = $2::uuid FOR SHARE`
+
+	sqlRelease = `DELETE FROM {{table}} WHERE ` + sqlOwned
+
+	// The subselect around the clock lets the index end the scan there: a volatile
+	// function by itself is no bound.
+	sqlSweep = `WITH swept AS (
+			DELETE FROM {{table}} WHERE ctid = ANY (ARRAY(
+				SELECT ctid FROM {{table}}
+				WHERE expires_at >= coalesce($1::timestamptz, '-infinity') AND expires_at <= (SELECT clock_timestamp())
+					AND lease_until <= clock_timestamp()
+				ORDER BY expires_at LIMIT $2::bigint
+				FOR UPDATE SKIP LOCKED))
+			AND ` + sqlDead + `
+			RETURNING expires_at)
+		SELECT count(*), max(expires_at) FROM swept`
+
+	sqlStuck = `SELECT tenant, endpoint, key, fingerprint, token, attempt, created_at, lease_until, expires_at
+		FROM {{table}} WHERE ` + sqlInterrupted + `
+		ORDER BY created_at, id LIMIT $1::bigint`
+
+	// An attempt that still runs under the old token, only late, must meet the fence.
+	sqlResolve = `UPDATE {{table}} SET ` + sqlRecording + `, token = $8::uuid
+		WHERE id = $1::uuid AND token = $2::uuid AND ` + sqlInterrupted
+
+	sqlFree = `DELETE FROM {{table}} WHERE id = $1::uuid AND token = $2::uuid AND ` + sqlInterrupted
+)
+
+// postgresRow is a record as it was at now, by the server's clock.
+type postgresRow struct {
+	now                              time.Time
+	fingerprint                      Fingerprint
+	token                            pgtype.UUID
+	attempt                          int
+	createdAt, leaseUntil, expiresAt time.Time
+	completed                        bool
+	status                           int
+	omitted                          bool
+	header, body, ref                []byte
+}
+
+func (s *PostgresStore) find(ctx context.Context, c Claim) (r postgresRow, found bool, err error) {
+	var fingerprint []byte
+	err = s.db.QueryRow(ctx, s.sql.find, uuidOf(c.Key.id()), c.Fingerprint[:]).Scan(
+		&r.now, &fingerprint, &r.token, &r.attempt, &r.createdAt, &r.leaseUntil,
+		&r.expiresAt, &r.completed, &r.status, &r.omitted, &r.header, &r.body, &r.ref)
+	copy(r.fingerprint[:], fingerprint)
+	found, err = matched(err)
+	return r, found, err
+}
+
+func (r *postgresRow) lapsed() bool { return !r.leaseUntil.After(r.now) }
+func (r *postgresRow) dead() bool   { return !r.expiresAt.After(r.now) && r.lapsed() }
+
+// record is the answer to somebody who does not own the row.
+func (r *postgresRow) record() (Record, error) {
+	rec := Record{Fingerprint: r.fingerprint, Attempt: r.attempt, CreatedAt: r.createdAt}
+	switch {
+	case !r.completed && r.lapsed():
+		rec.State = Interrupted
+	case !r.completed:
+		rec.State = InFlight
+		rec.LeaseLeft = r.leaseUntil.Sub(r.now)
+	default:
+		header, appended, err := headercode.Decode(r.header)
+		if err != nil {
+			return Record{}, err
+		}
+		rec.State = Completed
+		rec.Response = Response{
+			Status: r.status, Header: header, Appended: appended,
+			Body: r.body, Ref: string(r.ref), Omitted: r.omitted,
+		}
+	}
+	return rec, nil
+}
