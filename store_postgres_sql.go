@@ -13,7 +13,7 @@ import (
 // statements are the SQL of one table.
 type statements struct {
 	insert, find, replace, retake, extend string
-	complete, completed, release          string
+	complete, completed, owner, release   string
 	sweep, stuck, resolve, free           string
 }
 
@@ -22,7 +22,8 @@ func newStatements(table tableName) statements {
 	return statements{
 		insert: fill(sqlInsert), find: fill(sqlFind),
 		replace: fill(sqlReplace), retake: fill(sqlRetake), extend: fill(sqlExtend),
-		complete: fill(sqlComplete), completed: fill(sqlCompleted), release: fill(sqlRelease),
+		complete: fill(sqlComplete), completed: fill(sqlCompleted),
+		owner: fill(sqlOwner), release: fill(sqlRelease),
 		sweep: fill(sqlSweep), stuck: fill(sqlStuck), resolve: fill(sqlResolve), free: fill(sqlFree),
 	}
 }
@@ -86,6 +87,8 @@ const (
 	// what became of it; a state among the conditions would be judged before the wait.
 	sqlCompleted = `SELECT completed_at IS NOT NULL AND NOT (` + sqlDead + `)
 		FROM {{table}} WHERE id = $1::uuid AND token = $2::uuid FOR SHARE`
+
+	sqlOwner = `SELECT token FROM {{table}} WHERE id = $1::uuid FOR SHARE`
 
 	sqlRelease = `DELETE FROM {{table}} WHERE ` + sqlOwned
 

@@ -1,0 +1,185 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// InTx runs fn in a transaction and records the running attempt's response in that same
+// transaction: the business writes and the record stand or fall together, and what fn
+// does in tx happens exactly once. Pass it the handler's context, or one made from it.
+//
+// fn writes the response to the handler's ResponseWriter, at any length; without one
+// InTx rolls back and returns ErrNoResponse (not in a [Consumer], where there is none).
+// fn must neither commit nor roll back tx. If fn returns an error, InTx rolls back,
+// takes back what fn wrote to the response, and returns that error as it is: nothing
+// happened, and the handler may answer as it likes, or try again. A panic in fn rolls
+// back too. If another attempt owns the key by now, or the attempt runs on another
+// store, InTx rolls back and returns ErrClaimLost. Errors of PostgreSQL, such as 40001
+// and 40P01, come back as pgx gives them.
+//
+// Once InTx has returned nil the outcome is final: later writes to the response fail,
+// Release, KeepRef and a panic change nothing, and a second InTx runs nothing and
+// returns an error. Release, or a status that Config.Keep declines, before fn ends
+// frees the key in the transaction instead of recording the response.
+//
+// If the reply to COMMIT is lost, InTx asks the database what happened. If it cannot
+// find out within StoreTimeout, it returns an error that matches [ErrUnavailable]; the
+// claim is left as it is, whatever the handler writes from then on is dropped, and the
+// client gets 503. Its retry meets the truth.
+//
+// Outside of an attempt InTx is a plain transaction.
+func (s *PostgresStore) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	a := FromContext(ctx)
+	if a == nil {
+		return pgx.BeginFunc(ctx, s.db, fn)
+	}
+	if err := a.enterTx(); err != nil {
+		return err
+	}
+	t := attemptTx{store: s, attempt: a}
+	if a.rec != nil {
+		t.mark = a.rec.hold()
+	}
+	defer t.leave() // also when fn panics
+	return t.run(ctx, fn)
+}
+
+// attemptTx is one transaction of an attempt.
+type attemptTx struct {
+	store   *PostgresStore
+	attempt *Attempt
+	mark    recorderMark
+	tx      pgx.Tx
+	stands  bool // committed, or not known to be rolled back
+}
+
+var errResponseGone = errors.New("idempotency: response written after its transaction was committed")
+
+func (t *attemptTx) run(ctx context.Context, fn func(tx pgx.Tx) error) (err error) {
+	if t.tx, err = t.store.db.Begin(ctx); err != nil {
+		return err
+	}
+	if err = fn(t.tx); err != nil {
+		return err
+	}
+	a := t.attempt
+	if a.rec != nil && !a.rec.written() {
+		return ErrNoResponse
+	}
+	resp, keep := a.outcome()
+
+	// From here to the commit's end a renewal would meet a claim that is settled, and
+	// take it for lost.
+	a.stopLease()
+	if err = t.settle(ctx, resp, keep); err == nil {
+		err = t.commit(ctx, keep)
+	}
+	if !t.stands {
+		a.resumeLease()
+	}
+	return err
+}
+
+// settle writes the record, or frees the key, in the transaction. The row stays locked
+// until that ends.
+func (t *attemptTx) settle(ctx context.Context, resp Response, keep bool) error {
+	var owned bool
+	var err error
+	if keep {
+		owned, err = t.store.complete(ctx, t.tx, t.attempt.claim, resp)
+	} else {
+		owned, err = t.store.release(ctx, t.tx, t.attempt.claim)
+	}
+	if err == nil && !owned {
+		return ErrClaimLost
+	}
+	return err
+}
+
+// commit commits, or finds out what became of a commit whose reply was lost.
+func (t *attemptTx) commit(ctx context.Context, keep bool) error {
+	verdict := recorded
+	if !keep {
+		verdict = freed
+	}
+	err := t.tx.Commit(ctx)
+	var refused *pgconn.PgError
+	switch {
+	case err == nil:
+		t.conclude(verdict, nil)
+		return nil
+	case errors.Is(err, pgx.ErrTxCommitRollback), errors.As(err, &refused) && refused.Severity == "ERROR":
+		return err // the server's own answer: it has rolled back
+	}
+
+	var stands bool
+	askErr := t.attempt.life.persist(context.WithoutCancel(ctx), func(ctx context.Context) (err error) {
+		stands, err = t.store.settledBy(ctx, t.attempt.claim, keep)
+		return err
+	})
+	switch {
+	case askErr != nil:
+		unknown := fmt.Errorf("%w: outcome of the commit unknown: %w", ErrUnavailable, errors.Join(err, askErr))
+		t.conclude(uncertain, unknown)
+		return unknown
+	case stands:
+		t.conclude(verdict, nil)
+		return nil
+	default:
+		return err
+	}
+}
+
+// settledBy reports whether a transaction that settled c was committed. It waits for the
+// row's lock, which that transaction holds to its end, so that the answer stays true.
+func (s *PostgresStore) settledBy(ctx context.Context, c Claim, keep bool) (stands bool, err error) {
+	err = again(ctx, func() error {
+		if keep {
+			stands, err = s.completed(ctx, s.db, c)
+			return err
+		}
+		var owner pgtype.UUID
+		found, err := matched(s.db.QueryRow(ctx, s.sql.owner, uuidOf(c.Key.id())).Scan(&owner))
+		switch {
+		case err != nil:
+			return err
+		case found && owner != uuidOf(c.Token): // freed and taken, or only taken?
+			return errTaken
+		}
+		stands = !found
+		return nil
+	})
+	return stands, err
+}
+
+var errTaken = errors.New("the key is another attempt's by now")
+
+// conclude makes the outcome final.
+func (t *attemptTx) conclude(v verdict, err error) {
+	t.stands = true
+	t.attempt.finish(v, err)
+	if t.attempt.rec != nil {
+		t.attempt.rec.seal(errResponseGone)
+	}
+}
+
+// leave ends the transaction's scope: what does not stand is rolled back, and the
+// response is as it was.
+func (t *attemptTx) leave() {
+	a := t.attempt
+	if !t.stands && t.tx != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx.values), a.life.storeTimeout)
+		defer cancel()
+		_ = t.tx.Rollback(ctx) // a connection that cannot roll back is closed by pgx, and so rolled back
+	}
+	if a.rec != nil {
+		a.rec.unhold(t.mark, !t.stands)
+	}
+	a.leaveTx()
+}
