@@ -116,6 +116,7 @@ bring_postgres() {
 	CONF
 	start start_postgres
 	postgres_port=$port
+	export IDEMPOTENCY_TEST_POSTGRES_BIN=$pg # for tests that break a server of their own
 	export IDEMPOTENCY_TEST_DATABASE_URL="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable"
 }
 
