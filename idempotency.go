@@ -31,6 +31,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"net/http"
 
 	"github.com/google/uuid"
@@ -109,4 +110,16 @@ const (
 // no Idempotency-Key header of its own.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, sentKey, key)
+}
+
+var errNotUUID = errors.New("idempotency: key is not a UUID of 36 characters")
+
+// CheckUUID is a [Config.CheckKey] for an API that asks for UUIDs: 36 characters in the
+// form of RFC 9562, of any version and in either case, without braces or prefix. Keys
+// that differ by case are still different keys. Its error has no part of the key.
+func CheckUUID(key string) error {
+	if len(key) != 36 || uuid.Validate(key) != nil {
+		return errNotUUID
+	}
+	return nil
 }

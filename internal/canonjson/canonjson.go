@@ -89,6 +89,16 @@ func (d *Document) Member(name string) ([]byte, bool) {
 	return nil, false
 }
 
+// HasVariant reports whether the outermost object has a member whose name differs from
+// name by case alone.
+func (d *Document) HasVariant(name string) bool {
+	quoted := quote(name) // escapes are in lower case everywhere
+	return slices.ContainsFunc(d.root, func(m member) bool {
+		text := d.text[m.start:m.nameEnd]
+		return bytes.EqualFold(text, quoted) && !bytes.Equal(text, quoted)
+	})
+}
+
 // inOrder returns text[from:to] with all members in order. objects is how many objects
 // end at to or before.
 func (d *Document) inOrder(from, to, objects int) []byte {
