@@ -18,7 +18,7 @@ func form(boundary string, parts ...string) string {
 	return b.String() + "--" + boundary + "--\r\n"
 }
 
-func field(name, content string) string {
+func textPart(name, content string) string {
 	return `Content-Disposition: form-data; name="` + name + "\"\r\n\r\n" + content
 }
 
@@ -26,7 +26,7 @@ const multipartType = "multipart/form-data; boundary="
 
 func TestFingerprintBodyOfMultipart(t *testing.T) {
 	t.Parallel()
-	a, b := field("a", "1"), field("b", "2")
+	a, b := textPart("a", "1"), textPart("b", "2")
 	file := "Content-Disposition: form-data; name=\"f\"; filename=\"x.bin\"\r\nContent-Type: image/png\r\n\r\n\x00\xff\r\n\r\n"
 	sameOrNot{"multipart", FingerprintBody, [][][2]string{
 		{{multipartType + "x", form("x", a, b, file)}, {multipartType + "----geckoYZ", form("----geckoYZ", a, b, file)},
@@ -38,8 +38,8 @@ func TestFingerprintBodyOfMultipart(t *testing.T) {
 		{{multipartType + "x", form("x", a+"2", b)}},
 		{{multipartType + "x", form("x", a+"\r\n", b)}},
 		{{multipartType + "x", form("x", a+"\r\n"+b)}},
-		{{multipartType + "x", form("x", field("a", ""), b)}},
-		{{multipartType + "x", form("x", field("A", "1"), b)}},
+		{{multipartType + "x", form("x", textPart("a", ""), b)}},
+		{{multipartType + "x", form("x", textPart("A", "1"), b)}},
 		{{multipartType + "x", form("x", "X: y\r\n"+a, b)}},
 		{{multipartType + "x", form("x", strings.Replace(a, "\r\n\r\n", "\r\nX: y\r\n\r\n", 1), b)}},
 		{{multipartType + "x", form("x", strings.Replace(a, "\r\n\r\n", "\r\n\r\nX: y", 1), b)}},
@@ -58,7 +58,7 @@ func TestFingerprintBodyOfMultipart(t *testing.T) {
 // that a change of the boundary is a difference.
 func TestFingerprintBodyOfMalformedMultipart(t *testing.T) {
 	t.Parallel()
-	a := field("a", "1")
+	a := textPart("a", "1")
 	for name, c := range map[string]struct{ boundary, body string }{
 		"empty":                          {"x", ""},
 		"no delimiter":                   {"x", "text"},
@@ -72,10 +72,10 @@ func TestFingerprintBodyOfMalformedMultipart(t *testing.T) {
 		"white space behind a delimiter": {"x", "--x \r\n" + a + "\r\n--x--\r\n"},
 		"no empty line":                  {"x", form("x", "Content-Disposition: form-data")},
 		"nothing between two delimiters": {"x", "--x\r\n--x--\r\n"},
-		"boundary inside a part":         {"x", form("x", field("a", "1 --x 2"))},
+		"boundary inside a part":         {"x", form("x", textPart("a", "1 --x 2"))},
 		"boundary at the start of one":   {"x", form("x", "\r\n--x", a)},
 		"boundary in the epilogue":       {"x", form("x", a) + "--x"},
-		"boundary longer in a part":      {"x", form("x", field("a", "1\r\n--xy\r\n"))},
+		"boundary longer in a part":      {"x", form("x", textPart("a", "1\r\n--xy\r\n"))},
 		"boundary of a byte not allowed": {"x%", form("x%", a)},
 		"boundary of 71 bytes":           {strings.Repeat("x", 71), form(strings.Repeat("x", 71), a)},
 		"boundary ends in space":         {"x ", form("x ", a)},
@@ -180,23 +180,23 @@ func TestFingerprintFieldsOfForms(t *testing.T) {
 
 func TestFingerprintFieldsOfMultipart(t *testing.T) {
 	t.Parallel()
-	a, b, sent := field("a", "1"), field("b", "2"), field("sent", "12:00")
+	a, b, sent := textPart("a", "1"), textPart("b", "2"), textPart("sent", "12:00")
 	sameOrNot{"multipart fields", FingerprintFields("b", "a"), [][][2]string{
-		{{multipartType + "x", form("x", a, b)}, {multipartType + "y", form("y", a, sent, b)}, {multipartType + "x", "pre\r\n" + form("x", b, field("sent", "13:00"), a)}},
+		{{multipartType + "x", form("x", a, b)}, {multipartType + "y", form("y", a, sent, b)}, {multipartType + "x", "pre\r\n" + form("x", b, textPart("sent", "13:00"), a)}},
 		{{multipartType + "x", form("x", a)}},
 		{{multipartType + "x", form("x", b)}},
 		{{multipartType + "x", form("x", a, a, b)}},
-		{{multipartType + "x", form("x", a, field("a", "3"))}},
-		{{multipartType + "x", form("x", field("a", "3"), a)}},
-		{{multipartType + "x", form("x", field("a", ""), b)}},
+		{{multipartType + "x", form("x", a, textPart("a", "3"))}},
+		{{multipartType + "x", form("x", textPart("a", "3"), a)}},
+		{{multipartType + "x", form("x", textPart("a", ""), b)}},
 		{{multipartType + "x", form("x", "X-B: 1\r\nX-A: 1\r\n"+a, b)}, {multipartType + "x", form("x", "X-A: 1\r\nx-b: 1\r\n"+a, b)}},
 		{{multipartType + "x", form("x", "X-A: 1\r\nX-A: 1\r\n"+a, b)}},
-		{{multipartType + "x", form("x", "Content-Transfer-Encoding: quoted-printable\r\n"+field("a", "=31"), b)}},
-		{{multipartType + "x", form("x", "Content-Transfer-Encoding: quoted-printable\r\n"+field("a", "1"), b)}},
+		{{multipartType + "x", form("x", "Content-Transfer-Encoding: quoted-printable\r\n"+textPart("a", "=31"), b)}},
+		{{multipartType + "x", form("x", "Content-Transfer-Encoding: quoted-printable\r\n"+textPart("a", "1"), b)}},
 		{{multipartType + "x", form("x", sent)}, {multipartType + "y", form("y", sent)}}, // none of the fields: as FingerprintBody
-		{{multipartType + "x", form("x", field("sent", "13:00"))}},
+		{{multipartType + "x", form("x", textPart("sent", "13:00"))}},
 		{{multipartType + "x", strings.TrimSuffix(form("x", a, sent), "--x--\r\n")}},
-		{{multipartType + "x", strings.TrimSuffix(form("x", a, field("sent", "13:00")), "--x--\r\n")}},
+		{{multipartType + "x", strings.TrimSuffix(form("x", a, textPart("sent", "13:00")), "--x--\r\n")}},
 		{{multipartType + "x", strings.TrimSuffix(form("x", sent, a), "\r\n--x--\r\n")}},
 		{{"multipart/form-data", form("x", a, sent)}},
 		{{"multipart/form-data", form("x", a)}},
