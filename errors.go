@@ -143,7 +143,7 @@ type problemJSON struct {
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	e := &requestError{sentinel: err}
 	errors.As(err, &e)
-	p := problemOf(err)
+	p := problemOf(e.sentinel) // not of err: a cause may wrap another sentinel
 	if e.status != 0 {
 		p.status = e.status
 	}
