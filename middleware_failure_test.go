@@ -1,0 +1,262 @@
+package idempotency_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/seed-2d1e5f61/idempotency"
+)
+
+// The client leaves while the handler runs: nothing stops, and its retry meets the
+// outcome.
+func TestClientLeavesWhileTheHandlerRuns(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		outer := make(chan context.Context, 1)
+		h, began, finish := occupied(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			assert.NoError(t, r.Context().Err(), "the handler was stopped")
+			w.WriteHeader(http.StatusCreated)
+			io.WriteString(w, "charged")
+		}))
+		f := newFixture(t, nil)
+		m := f.Handler(h)
+		p := listen(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case outer <- r.Context():
+			default:
+			}
+			m.ServeHTTP(w, r)
+		}))
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error)
+		go func() {
+			_, err := p.do(p.request(t, "k", strings.NewReader("{}")).WithContext(ctx))
+			left <- err
+		}()
+		closed(t, began)
+		leave()
+		require.ErrorIs(t, <-left, context.Canceled)
+		closed(t, (<-outer).Done()) // the server knows
+		finish()
+		require.Equal(t, idempotency.Executed, f.event(t).Outcome)
+		a := p.post(t, "k", "{}")
+		require.Equal(t, http.StatusCreated, a.Status)
+		require.Equal(t, "charged", a.Body)
+		require.True(t, a.replayed())
+	})
+}
+
+// If the client is gone before the reserve, nothing is reserved.
+func TestClientGoneBeforeTheReserve(t *testing.T) {
+	t.Parallel()
+	store, h := newFaultStore("Reserve"), &charges{}
+	f := newFixture(t, store)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	a := call(f.Handler(h), request("k", "{}").WithContext(ctx))
+	require.Empty(t, a.Body)
+	require.Zero(t, h.Load())
+	require.Empty(t, store.called())
+	e := f.event(t)
+	require.Equal(t, idempotency.Rejected, e.Outcome)
+	require.Zero(t, e.Status)
+	require.ErrorIs(t, e.Err, context.Canceled)
+}
+
+// A client that leaves during the reserve is not served, whatever the store did.
+func TestClientLeavesDuringTheReserve(t *testing.T) {
+	t.Parallel()
+	ctx, leave := context.WithCancel(t.Context())
+	store, h := newFaultStore("Reserve", func(ctx context.Context, do func() error) error {
+		leave()
+		_ = do()
+		return ctx.Err()
+	}, works), &charges{}
+	f := newFixture(t, store, func(c *idempotency.Config) { c.FailOpen = true })
+	m := f.Handler(h)
+	call(m, request("k", "{}").WithContext(ctx))
+	require.Zero(t, h.Load(), "nobody is left to be told")
+	e := f.event(t)
+	require.Equal(t, idempotency.Rejected, e.Outcome)
+	require.Zero(t, e.Status)
+	require.NoError(t, f.Drain(t.Context()))
+	require.Equal(t, http.StatusCreated, call(m, request("k", "{}")).Status, "its claim was freed")
+}
+
+func TestReleaseFreesTheKey(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		var runs atomic.Int64
+		f := newFixture(t, nil)
+		p := listen(f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				idempotency.FromContext(r.Context()).Release()
+				http.Error(w, "amount must be positive", http.StatusBadRequest)
+				return
+			}
+			assert.Equal(t, 1, idempotency.FromContext(r.Context()).Number(), "a fresh run")
+			io.WriteString(w, "charged")
+		})))
+		a := p.post(t, "k", "-1")
+		require.Equal(t, http.StatusBadRequest, a.Status)
+		require.Equal(t, "amount must be positive\n", a.Body)
+		require.Equal(t, idempotency.Released, f.event(t).Outcome)
+		a = p.post(t, "k", "1")
+		require.Equal(t, "charged", a.Body)
+		require.False(t, a.replayed())
+	})
+}
+
+// endings are the ways in which a handler does not return.
+var endings = map[string]func(){
+	"panic":           func() { panic("boom") },
+	"panic(nil)":      func() { panic(nil) },
+	"ErrAbortHandler": func() { panic(http.ErrAbortHandler) },
+	"Goexit":          runtime.Goexit,
+}
+
+// A handler that does not return is settled as a 500, also against its own Release: a
+// key that is freed by accident runs twice within one call of Go's Transport.
+func TestPanicIsRecordedAs500(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		for name, end := range endings {
+			t.Run(name, func(t *testing.T) {
+				var runs atomic.Int64
+				f := newFixture(t, nil)
+				p := listen(f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					runs.Add(1)
+					idempotency.FromContext(r.Context()).Release()
+					w.Header().Set("Location", "/charges/1")
+					w.WriteHeader(http.StatusCreated)
+					io.WriteString(w, "half a resp")
+					end()
+				})))
+				_, err := p.do(p.request(t, "k", strings.NewReader("{}")))
+				require.Error(t, err, "a new connection, so nothing is sent again")
+				require.Equal(t, idempotency.Executed, f.event(t).Outcome)
+				a := p.post(t, "k", "{}")
+				require.Equal(t, http.StatusInternalServerError, a.Status)
+				require.True(t, a.replayed())
+				require.Empty(t, a.Body, "half a response is none")
+				require.NotContains(t, a.Header, "Location")
+				require.EqualValues(t, 1, runs.Load())
+			})
+		}
+	})
+}
+
+func TestPanicWithoutKeepFreesTheKey(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		var runs atomic.Int64
+		f := newFixture(t, nil, func(c *idempotency.Config) { c.Keep = func(status int) bool { return status < 500 } })
+		p := listen(f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				panic(http.ErrAbortHandler)
+			}
+			io.WriteString(w, "charged")
+		})))
+		_, err := p.do(p.request(t, "k", strings.NewReader("{}")))
+		require.Error(t, err)
+		require.Equal(t, idempotency.Released, f.event(t).Outcome)
+		a := p.post(t, "k", "{}")
+		require.Equal(t, "charged", a.Body)
+		require.False(t, a.replayed())
+	})
+}
+
+// The outcome is settled before the panic goes on, and the panic's stack is the
+// handler's.
+func TestPanicGoesOnAfterItIsSettled(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	h := f.Handler(http.HandlerFunc(panickyHandler))
+	defer func() {
+		require.Equal(t, "boom", recover())
+		require.Contains(t, string(debug.Stack()), "panickyHandler", "the stack was cut")
+		e := f.event(t)
+		require.Equal(t, idempotency.Executed, e.Outcome)
+		require.Equal(t, http.StatusInternalServerError, e.Status)
+		require.Error(t, e.Err)
+		require.True(t, call(h, request("k", "{}")).replayed())
+	}()
+	call(h, request("k", "{}"))
+	t.Error("the panic was swallowed")
+}
+
+func panickyHandler(http.ResponseWriter, *http.Request) { panic("boom") }
+
+// A recoverer outside answers the client of a panic as it likes.
+func TestRecovererOutside(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		m := newFixture(t, nil).Handler(http.HandlerFunc(panickyHandler))
+		p := listen(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() {
+				if recover() != nil {
+					http.Error(w, "sorry", http.StatusInternalServerError)
+				}
+			}()
+			m.ServeHTTP(w, r)
+		}))
+		a := p.post(t, "k", "{}")
+		require.Equal(t, "sorry\n", a.Body)
+		a = p.post(t, "k", "{}")
+		require.Equal(t, http.StatusInternalServerError, a.Status)
+		require.True(t, a.replayed())
+	})
+}
+
+// Go's Transport sends a request with an Idempotency-Key again, by itself, when a used
+// connection dies under it. The handler must not run twice within that one call.
+func TestTransportResendsByItself(t *testing.T) {
+	t.Parallel()
+	var runs atomic.Int64
+	p := listen(t, false, newFixture(t, nil).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Die") != "" {
+			runs.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+	})))
+	require.Equal(t, http.StatusOK, p.post(t, "warm-up", "{}").Status)
+	a := p.post(t, "k", "{}", "Die", "yes")
+	require.Equal(t, http.StatusInternalServerError, a.Status)
+	require.True(t, a.replayed(), "the answer to the second time that it was sent")
+	require.EqualValues(t, 1, runs.Load())
+}
+
+// However the client's and the handler's contexts end, the record is written, on a
+// context that has not ended and keeps their values.
+func TestStoreCallsUseAContextOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	type valueKey struct{}
+	for _, keep := range []bool{true, false} {
+		store := newFaultStore("Reserve")
+		store.on("Complete", func(ctx context.Context, do func() error) error { return errors.Join(ctx.Err(), do()) })
+		store.on("Release", func(ctx context.Context, do func() error) error { return errors.Join(ctx.Err(), do()) })
+		f := newFixture(t, store, func(c *idempotency.Config) { c.Keep = func(int) bool { return keep } })
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), valueKey{}, "trace"))
+		call(f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			assert.Equal(t, "trace", r.Context().Value(valueKey{}))
+			assert.NotNil(t, idempotency.FromContext(r.Context()))
+			_, hasDeadline := r.Context().Deadline()
+			assert.False(t, hasDeadline)
+			cancel()
+			assert.NoError(t, r.Context().Err())
+		})), request("k", "{}").WithContext(ctx))
+		require.NoError(t, f.event(t).Err)
+		settling := store.called("Complete", "Release")
+		require.Len(t, settling, 1, "the first try was good")
+		require.Equal(t, "trace", settling[0].ctx.Value(valueKey{}))
+		deadline, ok := settling[0].ctx.Deadline()
+		require.True(t, ok)
+		require.WithinDuration(t, time.Now(), deadline, 5*time.Second)
+	}
+}
