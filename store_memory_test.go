@@ -2,6 +2,8 @@ package idempotency
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strconv"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -140,6 +143,7 @@ func TestMemoryStoreLongestTTLIsForEver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, c := new(MemoryStore), testClaim("k")
 		c.Lease, c.TTL = math.MaxInt64, math.MaxInt64
+		mustReserve(t, s, testClaim("an hour before"), Acquired)
 		time.Sleep(time.Hour)
 		mustReserve(t, s, c, Acquired)
 		time.Sleep(1000 * testTTL)
@@ -244,8 +248,9 @@ func TestMemoryStoreStaysConsistent(t *testing.T) {
 		for worker := range 8 {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(1, uint64(worker)))
-				for range 2000 {
+				for range 500 {
 					playRound(t.Context(), s, rng)
+					assert.NoError(t, s.checkShards())
 				}
 			})
 		}
@@ -274,4 +279,53 @@ func playRound(ctx context.Context, s *MemoryStore, rng *rand.Rand) {
 		time.Sleep(2 * testLease)
 		_ = s.Resolve(ctx, c.Key, c.Token, nil)
 	}
+}
+
+// check reports what does not agree between the parts of a store that nobody is using.
+func (s *MemoryStore) check() error {
+	total := 0
+	for i := range s.shards {
+		total += len(s.shards[i].mortals)
+	}
+	if s.MaxRecords > 0 && (total != int(s.count.Load()) || total > s.MaxRecords) {
+		return fmt.Errorf("%d records counted as %d of %d", total, s.count.Load(), s.MaxRecords)
+	}
+	return s.checkShards()
+}
+
+// checkShards reports what does not agree within a shard.
+func (s *MemoryStore) checkShards() error {
+	var errs []error
+	for i := range s.shards {
+		errs = append(errs, s.shards[i].check())
+	}
+	return errors.Join(errs...)
+}
+
+func (sh *memoryShard) check() error {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	indexed := 0
+	for hash, r := range sh.index {
+		for ; r != nil; r = r.next {
+			indexed++
+			if r.hash != hash || sh.mortals[r.position].record != r {
+				return fmt.Errorf("%v is not where it says", r.key)
+			}
+		}
+	}
+	if indexed != len(sh.mortals) {
+		return fmt.Errorf("%d records in the index, %d in the heap", indexed, len(sh.mortals))
+	}
+	for i, m := range sh.mortals {
+		if m.diesAt != m.record.diesAt() || i > 0 && sh.mortals.Less(i, (i-1)/2) {
+			return fmt.Errorf("%v is out of order", m.record.key)
+		}
+	}
+	for _, m := range sh.mortals[len(sh.mortals):cap(sh.mortals)] {
+		if m.record != nil {
+			return fmt.Errorf("%v is dropped and still referred to", m.record.key)
+		}
+	}
+	return nil
 }
