@@ -56,23 +56,23 @@ func (l *txLedger) count(t *testing.T) (n int) {
 
 // serve protects handler with the ledger's store, and returns what sends one request
 // under the key k.
-func (l *txLedger) serve(t *testing.T, cfg idempotency.Config, handler http.HandlerFunc) func() answer {
+func (l *txLedger) serve(t *testing.T, cfg idempotency.Config, handler http.HandlerFunc) func() txAnswer {
 	t.Helper()
 	cfg.Tenant = idempotency.SingleTenant
 	m, err := idempotency.New(l.store, cfg)
 	require.NoError(t, err)
 	server := httptest.NewServer(m.Handler(handler))
 	t.Cleanup(server.Close)
-	return func() answer { return postCharge(t, server.URL) }
+	return func() txAnswer { return postCharge(t, server.URL) }
 }
 
-type answer struct {
+type txAnswer struct {
 	status   int
 	body     string
 	replayed bool
 }
 
-func postCharge(t *testing.T, url string) answer {
+func postCharge(t *testing.T, url string) txAnswer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/charges", strings.NewReader("{}"))
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func postCharge(t *testing.T, url string) answer {
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	return answer{resp.StatusCode, string(body), resp.Header.Get("Idempotent-Replayed") == "true"}
+	return txAnswer{resp.StatusCode, string(body), resp.Header.Get("Idempotent-Replayed") == "true"}
 }
 
 func TestInTxCommitsEffectAndRecordTogether(t *testing.T) {
@@ -112,8 +112,8 @@ func TestInTxCommitsEffectAndRecordTogether(t *testing.T) {
 			t.Error("a second transaction was no error")
 		}
 	})
-	require.Equal(t, answer{201, "charged", false}, send())
-	require.Equal(t, answer{201, "charged", true}, send())
+	require.Equal(t, txAnswer{201, "charged", false}, send())
+	require.Equal(t, txAnswer{201, "charged", true}, send())
 	require.Equal(t, 1, l.count(t))
 }
 
@@ -160,8 +160,8 @@ func TestInTxRollsBackAndTakesTheResponseBack(t *testing.T) {
 		w.WriteHeader(http.StatusPaymentRequired)
 		fmt.Fprint(w, "not charged: "+h.Get("Location"))
 	})
-	require.Equal(t, answer{402, "not charged: /before", false}, send())
-	require.Equal(t, answer{402, "not charged: /before", true}, send())
+	require.Equal(t, txAnswer{402, "not charged: /before", false}, send())
+	require.Equal(t, txAnswer{402, "not charged: /before", true}, send())
 	require.Equal(t, 0, l.count(t))
 }
 
@@ -184,7 +184,7 @@ func TestInTxMayBeTriedAgainAfterARollback(t *testing.T) {
 			}
 		}
 	})
-	require.Equal(t, answer{200, "try 2", false}, send())
+	require.Equal(t, txAnswer{200, "try 2", false}, send())
 	require.Equal(t, 1, l.count(t))
 }
 
@@ -206,7 +206,7 @@ func TestInTxRollsBackWhenItsFunctionPanics(t *testing.T) {
 			panic("boom")
 		})
 	})
-	require.Equal(t, answer{418, "", false}, send())
+	require.Equal(t, txAnswer{418, "", false}, send())
 	require.Equal(t, 0, l.count(t))
 }
 
@@ -220,7 +220,7 @@ func TestInTxWithoutAResponseRollsBack(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusInternalServerError)
 	})
-	require.Equal(t, answer{500, "", false}, send())
+	require.Equal(t, txAnswer{500, "", false}, send())
 	require.Equal(t, 0, l.count(t))
 }
 
@@ -237,7 +237,7 @@ func TestInTxInsideInTxRunsNothing(t *testing.T) {
 			return l.insert(r.Context(), tx, "c1")
 		})
 	})
-	require.Equal(t, answer{200, "ok", false}, send())
+	require.Equal(t, txAnswer{200, "ok", false}, send())
 	require.Equal(t, 1, l.count(t))
 }
 
@@ -258,8 +258,8 @@ func TestInTxKeepsALongResponseBackUntilTheCommit(t *testing.T) {
 			})
 		}
 	})
-	require.Equal(t, answer{200, long, false}, send())
-	require.Equal(t, answer{200, "", true}, send(), "omitted")
+	require.Equal(t, txAnswer{200, long, false}, send())
+	require.Equal(t, txAnswer{200, "", true}, send(), "omitted")
 	require.Equal(t, 1, tries)
 	require.Equal(t, 1, l.count(t))
 }
@@ -288,8 +288,8 @@ func TestInTxFreesTheKeyOfAResponseThatIsNotKept(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			require.Equal(t, answer{503, "", false}, send())
-			require.Equal(t, answer{503, "", false}, send(), "the key was not freed")
+			require.Equal(t, txAnswer{503, "", false}, send())
+			require.Equal(t, txAnswer{503, "", false}, send(), "the key was not freed")
 			require.Equal(t, 2, l.count(t))
 		})
 	}
@@ -315,7 +315,7 @@ func TestInTxOfAnAttemptThatLostItsClaim(t *testing.T) {
 			}
 			w.WriteHeader(http.StatusConflict)
 		})
-	require.Equal(t, answer{409, "", false}, send())
+	require.Equal(t, txAnswer{409, "", false}, send())
 	require.Equal(t, 0, l.count(t), "a stale owner's effect was committed")
 	require.Eventually(t, func() bool { return outcome.Load() == idempotency.Unrecorded }, time.Minute, time.Millisecond)
 }
@@ -342,11 +342,11 @@ func TestInTxFindsOutWhatALostCommitDid(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fate    pgproxy.Fate
-		want    answer
+		want    txAnswer
 		charges int
 	}{
-		"committed":     {pgproxy.LoseReply, answer{201, "charged", false}, 1},
-		"not committed": {pgproxy.LoseCommit, answer{503, "try again", false}, 0},
+		"committed":     {pgproxy.LoseReply, txAnswer{201, "charged", false}, 1},
+		"not committed": {pgproxy.LoseCommit, txAnswer{503, "try again", false}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -367,7 +367,7 @@ func TestInTxFindsOutWhatALostCommitDid(t *testing.T) {
 			proxy.OnCommit(once(c.fate))
 			require.Equal(t, c.want, send())
 			require.Equal(t, c.charges, l.count(t))
-			require.Equal(t, answer{201, "charged", c.charges == 1}, send(), "the retry does not meet the truth")
+			require.Equal(t, txAnswer{201, "charged", c.charges == 1}, send(), "the retry does not meet the truth")
 			require.Equal(t, 1, l.count(t))
 		})
 	}
@@ -414,7 +414,7 @@ func TestInTxDoesNotGuessWhenTheDatabaseStaysAway(t *testing.T) {
 			proxy.OnCommit(nil)
 			proxy.SetAway(false)
 			require.Eventually(t, func() bool { got = send(); return got.status == 200 }, time.Minute, 10*time.Millisecond)
-			require.Equal(t, answer{200, "charged", fate == pgproxy.LoseReply}, got)
+			require.Equal(t, txAnswer{200, "charged", fate == pgproxy.LoseReply}, got)
 			require.Equal(t, 1, l.count(t))
 		})
 	}
