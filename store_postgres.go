@@ -30,6 +30,9 @@ type PostgresConfig struct {
 	// and a dot between the two; otherwise the search_path decides. Each part is 1 to 63
 	// lower-case letters, digits and underscores. Reserved words are allowed.
 	Table string
+	// Ungrouped gives each claim and each outcome a statement of its own even when many
+	// callers queue, who share statements otherwise.
+	Ungrouped bool
 }
 
 // PostgresStore is a [Store] in a PostgreSQL table, for any number of processes. It
@@ -47,6 +50,10 @@ type PostgresStore struct {
 	table tableName
 	sql   statements
 
+	// Nil if Ungrouped.
+	insertions  *group[Claim, insertion]
+	completions *group[outcome, bool]
+
 	sweepFrom atomic.Pointer[time.Time] // the expiry at which the next batch begins; nil: with the first
 }
 
@@ -61,7 +68,16 @@ func NewPostgresStore(db PostgresDB, cfg PostgresConfig) (*PostgresStore, error)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: NewPostgresStore: %w", err)
 	}
-	return &PostgresStore{db: db, table: table, sql: newStatements(table)}, nil
+	s := &PostgresStore{db: db, table: table, sql: newStatements(table)}
+	if !cfg.Ungrouped {
+		s.insertions = &group[Claim, insertion]{
+			alone: s.insertAlone, together: s.insertTogether, keep: func(c Claim) Claim { return c },
+		}
+		s.completions = &group[outcome, bool]{
+			alone: s.completeAlone, together: s.completeTogether, keep: outcome.withOwnBody,
+		}
+	}
+	return s, nil
 }
 
 // querier is a pool or a transaction.
@@ -107,9 +123,9 @@ func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
 // in the way. It is undecided if the record was gone at the look, or no longer what it
 // was when it came to taking it.
 func (s *PostgresStore) tryReserve(ctx context.Context, c Claim) (rec Record, decided bool, err error) {
-	createdAt, inserted, err := s.insert(ctx, c)
-	if err != nil || inserted {
-		return c.acquired(1, createdAt), inserted, err
+	made, err := s.insert(ctx, c)
+	if err != nil || made.inserted {
+		return c.acquired(1, made.createdAt), made.inserted, err
 	}
 	row, found, err := s.find(ctx, c)
 	switch {
@@ -131,11 +147,18 @@ func (s *PostgresStore) tryReserve(ctx context.Context, c Claim) (rec Record, de
 
 // insert reserves a key that has no record. It waits for another insert of the same key
 // that has not committed yet.
-func (s *PostgresStore) insert(ctx context.Context, c Claim) (createdAt time.Time, inserted bool, err error) {
+func (s *PostgresStore) insert(ctx context.Context, c Claim) (insertion, error) {
+	if s.insertions != nil {
+		return s.insertions.do(ctx, c)
+	}
+	return s.insertAlone(ctx, c)
+}
+
+func (s *PostgresStore) insertAlone(ctx context.Context, c Claim) (made insertion, err error) {
 	err = s.db.QueryRow(ctx, s.sql.insert, uuidOf(c.Key.id()), c.Key.Tenant, c.Key.Endpoint, c.Key.Value,
-		c.Fingerprint[:], uuidOf(c.Token), micros(c.Lease), micros(c.TTL)).Scan(&createdAt)
-	inserted, err = matched(err)
-	return createdAt, inserted, err
+		c.Fingerprint[:], uuidOf(c.Token), micros(c.Lease), micros(c.TTL)).Scan(&made.createdAt)
+	made.inserted, err = matched(err)
+	return made, err
 }
 
 // take runs a conditional UPDATE that makes the record c's. If it matches nothing,
@@ -167,8 +190,9 @@ func (s *PostgresStore) Extend(ctx context.Context, c Claim) error {
 
 // Complete implements [Store].
 func (s *PostgresStore) Complete(ctx context.Context, c Claim, resp Response) error {
+	o := outcomeOf(c, resp)
 	return s.settle(ctx, "Complete", func() (bool, error) {
-		done, err := s.complete(ctx, s.db, c, resp)
+		done, err := s.record(ctx, o)
 		if err != nil || done {
 			return done, err
 		}
@@ -176,10 +200,22 @@ func (s *PostgresStore) Complete(ctx context.Context, c Claim, resp Response) er
 	})
 }
 
-// complete records resp unless c does not own the key. In a transaction it holds the
+// record is complete in a transaction of its own.
+func (s *PostgresStore) record(ctx context.Context, o outcome) (bool, error) {
+	if s.completions != nil {
+		return s.completions.do(ctx, o)
+	}
+	return s.completeAlone(ctx, o)
+}
+
+func (s *PostgresStore) completeAlone(ctx context.Context, o outcome) (bool, error) {
+	return s.complete(ctx, s.db, o)
+}
+
+// complete records o unless its claim does not own the key. In a transaction it holds the
 // row, as the owner still, until that ends.
-func (s *PostgresStore) complete(ctx context.Context, q querier, c Claim, resp Response) (bool, error) {
-	tag, err := q.Exec(ctx, s.sql.complete, append(outcomeArgs(c.Key, c.Token, resp), micros(c.TTL))...)
+func (s *PostgresStore) complete(ctx context.Context, q querier, o outcome) (bool, error) {
+	tag, err := q.Exec(ctx, s.sql.complete, append(o.args(), micros(o.claim.TTL))...)
 	return tag.RowsAffected() == 1, err
 }
 
@@ -220,12 +256,24 @@ func (s *PostgresStore) settle(ctx context.Context, operation string, op func() 
 	return nil
 }
 
-// outcomeArgs are the first arguments of every statement that records a response.
-func outcomeArgs(key Key, token [16]byte, resp Response) []any {
-	return []any{
-		uuidOf(key.id()), uuidOf(token), resp.Status,
-		headercode.Append(nil, resp.Header, resp.Appended), resp.Body, []byte(resp.Ref), resp.Omitted,
-	}
+// outcome is a response on its way into a record.
+type outcome struct {
+	claim   Claim
+	status  int32
+	header  []byte
+	body    []byte
+	ref     []byte
+	omitted bool
+}
+
+func outcomeOf(c Claim, resp Response) outcome {
+	header := headercode.Append(nil, resp.Header, resp.Appended)
+	return outcome{c, int32(resp.Status), header, resp.Body, []byte(resp.Ref), resp.Omitted}
+}
+
+// args are the first arguments of every statement that records a response.
+func (o *outcome) args() []any {
+	return []any{uuidOf(o.claim.Key.id()), uuidOf(o.claim.Token), o.status, o.header, o.body, o.ref, o.omitted}
 }
 
 // uuidOf is for arguments: pgx cannot encode a bare [16]byte in every query mode.

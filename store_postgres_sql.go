@@ -12,6 +12,7 @@ import (
 
 // statements are the SQL of one table.
 type statements struct {
+	insertTogether, completeTogether      string
 	insert, find, replace, retake, extend string
 	complete, completed, owner, release   string
 	sweep, stuck, resolve, free           string
@@ -20,6 +21,7 @@ type statements struct {
 func newStatements(table tableName) statements {
 	fill := strings.NewReplacer("{{table}}", table.quoted()).Replace
 	return statements{
+		insertTogether: fill(sqlInsertTogether), completeTogether: fill(sqlCompleteTogether),
 		insert: fill(sqlInsert), find: fill(sqlFind),
 		replace: fill(sqlReplace), retake: fill(sqlRetake), extend: fill(sqlExtend),
 		complete: fill(sqlComplete), completed: fill(sqlCompleted),
@@ -53,6 +55,16 @@ const (
 		ON CONFLICT (id) DO NOTHING
 		RETURNING created_at`
 
+	// The rows come sorted. One key twice is inserted once.
+	sqlInsertTogether = `INSERT INTO {{table}} (id, tenant, endpoint, key, fingerprint, token,
+			attempt, created_at, lease_until, expires_at)
+		SELECT id, tenant, endpoint, key, fingerprint, token, 1, clock_timestamp(),
+			` + sqlFromNow + `lease, ` + sqlFromNow + `ttl
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::uuid[], $7::bigint[], $8::bigint[])
+			AS u (id, tenant, endpoint, key, fingerprint, token, lease, ttl)
+		ON CONFLICT (id) DO NOTHING
+		RETURNING token, created_at`
+
 	// A response to another fingerprint is none of the caller's business.
 	sqlFind = `SELECT clock_timestamp(), fingerprint, token, attempt, created_at, lease_until,
 			expires_at, completed_at IS NOT NULL, coalesce(status, 0), omitted,
@@ -82,6 +94,14 @@ const (
 	sqlComplete = `UPDATE {{table}} SET ` + sqlRecording + `, expires_at = CASE
 			WHEN expires_at <= clock_timestamp() THEN ` + sqlFromNow + `$8::bigint ELSE expires_at END
 		WHERE ` + sqlOwned
+
+	sqlCompleteTogether = `UPDATE {{table}} AS t SET completed_at = clock_timestamp(), lease_until = clock_timestamp(),
+			status = u.status, header = u.header, body = u.body, ref = u.ref, omitted = u.omitted,
+			expires_at = CASE WHEN expires_at <= clock_timestamp() THEN ` + sqlFromNow + `u.ttl ELSE expires_at END
+		FROM unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bytea[], $5::bytea[], $6::bytea[], $7::boolean[], $8::bigint[])
+			AS u (id, token, status, header, body, ref, omitted, ttl)
+		WHERE t.id = u.id AND t.token = u.token AND completed_at IS NULL AND NOT (` + sqlDead + `)
+		RETURNING t.token`
 
 	// The lock makes it wait for a transaction that completes the row just now, and see
 	// what became of it; a state among the conditions would be judged before the wait.

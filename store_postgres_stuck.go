@@ -47,7 +47,8 @@ func (s *PostgresStore) Resolve(ctx context.Context, key Key, token uuid.UUID, r
 	return s.settle(ctx, "Resolve", func() (bool, error) {
 		sql, args := s.sql.free, []any{uuidOf(key.id()), uuidOf(token)}
 		if resp != nil {
-			sql, args = s.sql.resolve, append(outcomeArgs(key, token, *resp), uuidOf(uuid.New()))
+			o := outcomeOf(Claim{Key: key, Token: token}, *resp)
+			sql, args = s.sql.resolve, append(o.args(), uuidOf(uuid.New()))
 		}
 		tag, err := s.db.Exec(ctx, sql, args...)
 		return tag.RowsAffected() == 1, err

@@ -92,7 +92,7 @@ func (t *attemptTx) settle(ctx context.Context, resp Response, keep bool) error 
 	var owned bool
 	var err error
 	if keep {
-		owned, err = t.store.complete(ctx, t.tx, t.attempt.claim, resp)
+		owned, err = t.store.complete(ctx, t.tx, outcomeOf(t.attempt.claim, resp))
 	} else {
 		owned, err = t.store.release(ctx, t.tx, t.attempt.claim)
 	}
