@@ -141,6 +141,7 @@ func write[T string | []byte](rec *recorder, p T) (int, error) {
 		return rec.w.Write([]byte(p))
 	}
 	if rec.length >= 0 && int64(len(rec.body)+len(p)) > rec.length {
+		rec.length = 0 // a shorter write must not follow: the body would have a hole
 		return 0, http.ErrContentLength
 	}
 	rec.body = append(rec.body, p...)
@@ -153,7 +154,7 @@ func write[T string | []byte](rec *recorder, p T) (int, error) {
 // stream has the record written and starts to send the response. Called with mu held.
 func (rec *recorder) stream() {
 	rec.overflown = true
-	rec.sniff()
+	rec.sniff(false)
 	rec.mu.Unlock() // writing the record is I/O
 	rec.attempt.recordEarly()
 	rec.mu.Lock()
@@ -161,6 +162,7 @@ func (rec *recorder) stream() {
 		return
 	}
 	rec.streaming = true
+	rec.outer = maps.Clone(rec.outer) // send changes the map; the record may be tried again
 	rec.send()
 	rec.body = nil
 }
@@ -179,7 +181,7 @@ func (rec *recorder) FlushError() error {
 	if rec.status == 0 {
 		rec.setStatus(http.StatusOK)
 	}
-	rec.sniff() // net/http would have decided on what is there by now
+	rec.sniff(true)
 	return nil
 }
 
@@ -209,8 +211,9 @@ func (rec *recorder) EnableFullDuplex() error {
 
 // sniff gives the response the Content-Type that net/http would have guessed, so that
 // it is recorded: once, from the first bytes, unless the handler has set one, be it nil.
-func (rec *recorder) sniff() {
-	if len(rec.body) == 0 || !bodyAllowed(rec.status) {
+// On a flush net/http decides on what is there, and on nothing it decides for no type.
+func (rec *recorder) sniff(flushed bool) {
+	if len(rec.body) == 0 && !flushed || !bodyAllowed(rec.status) {
 		return
 	}
 	for _, f := range rec.frozen {
@@ -223,7 +226,11 @@ func (rec *recorder) sniff() {
 			}
 		}
 	}
-	rec.frozen = append(rec.frozen, field{"Content-Type", []string{http.DetectContentType(rec.body)}})
+	var guess []string
+	if len(rec.body) > 0 {
+		guess = []string{http.DetectContentType(rec.body)}
+	}
+	rec.frozen = append(rec.frozen, field{"Content-Type", guess})
 }
 
 // send gives the whole response to the client.
@@ -250,7 +257,7 @@ func (rec *recorder) finish() {
 	if rec.status == 0 {
 		rec.setStatus(http.StatusOK)
 	}
-	rec.sniff()
+	rec.sniff(false)
 	rec.sealed = cmp.Or(rec.sealed, errLateWrite)
 }
 
@@ -309,7 +316,7 @@ func (rec *recorder) unhold(mark recorderMark, back bool) {
 func (rec *recorder) seal(err error) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
-	rec.sniff()
+	rec.sniff(false)
 	rec.sealed = err
 }
 
