@@ -55,7 +55,9 @@ func TestShutdownWaitsForChargesWhoseClientHasLeft(t *testing.T) {
 	inEachMode(t, func(t *testing.T, mode env) {
 		for name, client := range map[string]*http.Client{"HTTP/1": http.DefaultClient, "h2c": h2c(t)} {
 			t.Run(name, func(t *testing.T) {
-				p := launch(t, mode, env{"CARD_NETWORK_LATENCY": "1s"})
+				t.Parallel()
+				// Longer than the second for which http.Server keeps an HTTP/2 connection.
+				p := launch(t, mode, env{"CARD_NETWORK_LATENCY": "3s"})
 				ctx, leave := context.WithCancel(t.Context())
 				running := p.inFlight(ctx, client, request{key: name, body: card})
 				leave()
