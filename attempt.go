@@ -217,7 +217,6 @@ func (k Key) Derive(name string) string {
 // The caller must settle it.
 func (a *Attempt) begin(l *lifecycle, claim Claim, rec Record, asked time.Time) {
 	a.life, a.claim, a.number = l, claim, rec.Attempt
-	l.running.enter()
 	a.keepLease(asked)
 }
 
@@ -326,7 +325,6 @@ func (a *Attempt) recordEarly() {
 // settle ends the attempt: it stops the lease and, unless the outcome stands already,
 // records resp or frees the key. It is called once.
 func (a *Attempt) settle(resp Response, keep bool) (Outcome, error) {
-	defer a.life.running.leave()
 	a.stopLease()
 	defer a.ctx.end(nil)
 

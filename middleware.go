@@ -62,10 +62,10 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// Drain waits until no handler is running under m, and nothing that one has left to be
-// recorded, or until ctx ends, whose error it returns. Call it after
-// [http.Server.Shutdown], which does not wait for an HTTP/2 handler whose client has
-// left, and before closing the store's database.
+// Drain waits until m is at work on no request: none is about to run its handler, runs
+// it, or has left something to be recorded or observed. It gives up when ctx ends, and
+// returns its error. Call it after [http.Server.Shutdown], which does not wait for an
+// HTTP/2 handler whose client has left, and before closing the store's database.
 func (m *Middleware) Drain(ctx context.Context) error { return m.life.running.wait(ctx) }
 
 // exchange is one request on its way through the stages.
@@ -84,6 +84,11 @@ type exchange struct {
 // serve takes a request through the five stages. Each early return has its answer:
 // nothing is guessed, and without a claim nothing runs.
 func (x *exchange) serve() {
+	// Drain waits from before the reserve until the outcome is observed: a request whose
+	// client has left is in nobody else's sight.
+	x.m.life.running.enter()
+	defer x.m.life.running.leave()
+
 	// 0. Check, before the body is read and before the store is touched.
 	if err := x.check(); err != nil {
 		x.refuse(Rejected, err)

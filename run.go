@@ -79,13 +79,11 @@ func (x *exchange) conclude(a *Attempt, returned bool) {
 // runUnprotected calls the handler without a claim. storeErr says why, unless the client
 // sent no key.
 func (x *exchange) runUnprotected(storeErr error) {
-	x.m.life.running.enter()
 	request, body := x.r, new(bodyReader)
 	if x.body != nil {
 		request = x.copyRequest(x.r.Context(), body)
 	}
 	defer func() {
-		x.m.life.running.leave()
 		x.handBack(request)
 		body.Close()
 		x.observe(Event{Outcome: Unprotected, Err: storeErr})
