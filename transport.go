@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/keysyntax"
 )
 
 // Transport gives each POST and PATCH a key and retries it under that key. Requests
@@ -170,26 +172,23 @@ func (t *Transport) keyFor(req *http.Request, header string) (string, error) {
 	return encodeKey(key, t.Quoted)
 }
 
-// maxKeyBytes bounds a key, without quotes.
-const maxKeyBytes = 255
-
 // encodeKey returns key as a header's value. Its errors do not contain the key.
 func encodeKey(key string, quoted bool) (string, error) {
-	if key == "" || len(key) > maxKeyBytes {
-		return "", fmt.Errorf("%w: must have 1 to %d bytes", ErrKeyInvalid, maxKeyBytes)
+	if key == "" || len(key) > keysyntax.MaxLength {
+		return "", fmt.Errorf("%w: must have 1 to %d bytes", ErrKeyInvalid, keysyntax.MaxLength)
 	}
-	for i := range len(key) {
-		switch b := key[i]; {
-		case b < ' ' || b > '~':
+	if quoted {
+		value, ok := keysyntax.Quote(key)
+		if !ok {
 			return "", fmt.Errorf("%w: must be printable ASCII", ErrKeyInvalid)
-		case !quoted && (b == ' ' || b == '"' || b == ','):
-			return "", fmt.Errorf("%w: space, quote and comma need Transport.Quoted", ErrKeyInvalid)
 		}
+		return value, nil
 	}
-	if !quoted {
-		return key, nil
+	// A key that the server would read as another one is not sent either.
+	if read, err := keysyntax.Parse(key, false); err != nil || read != key {
+		return "", fmt.Errorf("%w: must be visible ASCII; space, quote and comma need Transport.Quoted", ErrKeyInvalid)
 	}
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`, nil
+	return key, nil
 }
 
 // attempt clones the request with its key. The name has to be canonical, or net/http

@@ -109,7 +109,7 @@ func TestTransportMakesAKeyForEachRequest(t *testing.T) {
 func TestTransportRefusesAKeyItCannotSend(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("secrets!", 32) // 256 bytes
-	bare := []string{"", long, "secret 1", "secret,1", `secret"1`}
+	bare := []string{"", long, "secret 1", "secret,1", `secret"1`, `"secret"`, "secret ", " secret"}
 	both := []string{"", long, "secret\x00", "secret\n", "secret\t", "secret\x7f", "secret-\u00e9", "secret\xff"}
 	for quoted, keys := range map[bool][]string{false: slices.Concat(bare, both), true: both} {
 		for _, key := range keys {
