@@ -266,7 +266,7 @@ func (x *exchange) replay(rec Record) {
 	h := x.w.Header()
 	for name, values := range resp.Header {
 		if slices.Contains(resp.Appended, name) {
-			values = append(h[name], values...)
+			values = slices.Concat(h[name], values) // the outer layer may share its slice
 		}
 		h[name] = values
 	}
