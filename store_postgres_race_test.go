@@ -51,7 +51,7 @@ func TestPostgresHotKeyHasOneOwner(t *testing.T) {
 		t.Run(isolation, func(t *testing.T) {
 			t.Parallel()
 			f := newPgFixture(t, maxConns(24), runtimeParam("default_transaction_isolation", isolation))
-			for round := range 5 {
+			for round := range 3 {
 				c := pgClaim(fmt.Sprint("hot-", round))
 				c.Rerun = true
 				require.Equal(t, want, race(t, f, racers, c), "fresh")

@@ -153,7 +153,7 @@ func TestPostgresSweepBesideTraffic(t *testing.T) {
 	}
 	for worker := range 8 {
 		workers.Go(func() {
-			for range 100 {
+			for range 50 {
 				c := pgClaim(fmt.Sprint("key-", worker))
 				c.TTL = time.Microsecond // dead as soon as it is completed
 				rec, err := f.Reserve(t.Context(), c)
@@ -248,7 +248,8 @@ func BenchmarkPostgresSweepUnderAnOldSnapshot(b *testing.B) {
 	_, err = old.Exec(b.Context(), "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
 	require.NoError(b, err)
 	f.addDead(b, 1000*b.N)
-	for b.Loop() {
+	b.ResetTimer()
+	for range b.N {
 		requireSwept(b, 1000, f, 1000)
 	}
 }

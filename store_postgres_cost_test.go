@@ -1,0 +1,194 @@
+package idempotency
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/testdb"
+)
+
+func newCostStore(t testing.TB, configure ...func(*pgxpool.Config)) (*PostgresStore, *pgxpool.Pool) {
+	t.Helper()
+	pool := testdb.Pool(t, configure...)
+	s, err := NewPostgresStore(pool, PostgresConfig{Table: testdb.Table(t)})
+	require.NoError(t, err)
+	require.NoError(t, s.Migrate(t.Context()))
+	return s, pool
+}
+
+func costReserve(t testing.TB, s *PostgresStore, c Claim, want State) {
+	t.Helper()
+	rec, err := s.Reserve(t.Context(), c)
+	require.NoError(t, err)
+	require.Equal(t, want, rec.State)
+}
+
+// trips counts what goes to the server and back.
+type trips struct{ n atomic.Int64 }
+
+func (c *trips) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+func (c *trips) TracePrepareStart(ctx context.Context, _ *pgx.Conn, _ pgx.TracePrepareStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+func (*trips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (*trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+func (*trips) TracePrepareEnd(context.Context, *pgx.Conn, pgx.TracePrepareEndData) {}
+func (c *trips) trace(cfg *pgxpool.Config)                                         { cfg.ConnConfig.Tracer, cfg.MaxConns = c, 1 }
+func (c *trips) of(op func()) int64                                                { before := c.n.Load(); op(); return c.n.Load() - before }
+
+func TestPostgresRoundTrips(t *testing.T) {
+	t.Parallel()
+	var count trips
+	s, _ := newCostStore(t, count.trace)
+	complete := func(c Claim) { require.NoError(t, s.Complete(t.Context(), c, costResponse())) }
+	for i := range 2 { // the first time each statement is prepared as well
+		c := costClaim(i)
+		got := []int64{
+			count.of(func() { costReserve(t, s, c, Acquired) }),
+			count.of(func() { costReserve(t, s, another(c), InFlight) }),
+			count.of(func() { require.NoError(t, s.Extend(t.Context(), c)) }),
+			count.of(func() { complete(c) }),
+			count.of(func() { costReserve(t, s, another(c), Completed) }),
+		}
+		if i == 1 {
+			require.Equal(t, []int64{1, 2, 1, 1, 2}, got)
+		}
+	}
+}
+
+// The position in the WAL is the whole server's, so another test may move it; a replay
+// that writes would move it every time.
+func TestPostgresReplayWritesNothing(t *testing.T) {
+	t.Parallel()
+	s, pool := newCostStore(t)
+	c := costClaim(0)
+	costReserve(t, s, c, Acquired)
+	inFlight := costClaim(1)
+	costReserve(t, s, inFlight, Acquired)
+	require.NoError(t, s.Complete(t.Context(), c, costResponse()))
+	position := func() (bytes int64) {
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT pg_current_wal_insert_lsn() - '0/0'").Scan(&bytes))
+		return bytes
+	}
+	require.Eventually(t, func() bool {
+		before := position()
+		costReserve(t, s, another(c), Completed)
+		costReserve(t, s, another(inFlight), InFlight)
+		return position() == before
+	}, time.Minute, time.Millisecond)
+}
+
+func TestPostgresCompletionTouchesNoIndex(t *testing.T) {
+	t.Parallel()
+	const requests, callers = 2000, 16
+	s, pool := newCostStore(t)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for n := next.Add(1); n <= requests; n = next.Add(1) {
+				c := costClaim(int(n))
+				if rec, err := s.Reserve(t.Context(), c); err != nil || rec.State != Acquired {
+					t.Errorf("reserve: %v, %v", rec.State, err)
+				}
+				if err := s.Complete(t.Context(), c, costResponse()); err != nil {
+					t.Errorf("complete: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	pool.Close() // each connection reports its counts when it ends, at the latest
+
+	var updates, hot int
+	reader := testdb.Pool(t)
+	require.Eventually(t, func() bool {
+		err := reader.QueryRow(t.Context(), `SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
+			WHERE relid = to_regclass($1)`, s.table.quoted()).Scan(&updates, &hot)
+		return err == nil && updates == requests
+	}, time.Minute, 10*time.Millisecond)
+	t.Logf("HOT share of completions: %.3f", float64(hot)/requests)
+	require.GreaterOrEqual(t, float64(hot)/requests, 0.8)
+}
+
+// Plans must not depend on what the planner knows of the values: after five executions
+// it may settle for one plan for all.
+func TestPostgresPlans(t *testing.T) {
+	t.Parallel()
+	s, pool := newCostStore(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	exec := func(sql string) {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec(fmt.Sprintf(`INSERT INTO %s (id, tenant, endpoint, key, fingerprint, token, attempt,
+			created_at, lease_until, expires_at, completed_at, body)
+		SELECT gen_random_uuid(), 'tenant', 'POST /v1/charges', n::text, sha256(n::text::bytea), gen_random_uuid(), 1,
+			now(), now(), now() + (n - 1000) * interval '1 second', now(), sha256(n::text::bytea)
+		FROM generate_series(1, 100000) AS n`, s.table.quoted()))
+	exec("ANALYZE " + s.table.quoted())
+
+	const (
+		byKey = `gen_random_uuid(), `
+		token = `gen_random_uuid(), `
+		print = `'\x00', `
+	)
+	const outcome = `200, '\x00', '\x00', '\x00', false, `
+	statements := []struct{ name, sql, args, types string }{
+		{"find", s.sql.find, byKey + print, "uuid, bytea"},
+		{"replace", s.sql.replace, byKey + token + print + "1, 1, ", "uuid, uuid, bytea, bigint, bigint"},
+		{"retake", s.sql.retake, byKey + token + print + "1, ", "uuid, uuid, bytea, bigint"},
+		{"extend", s.sql.extend, byKey + token + "1, ", "uuid, uuid, bigint"},
+		{"complete", s.sql.complete, byKey + token + outcome + "1, ", "uuid, uuid, integer, bytea, bytea, bytea, boolean, bigint"},
+		{"completed", s.sql.completed, byKey + token, "uuid, uuid"},
+		{"release", s.sql.release, byKey + token, "uuid, uuid"},
+		{"resolve", s.sql.resolve, byKey + token + outcome + token, "uuid, uuid, integer, bytea, bytea, bytea, boolean, uuid"},
+		{"free", s.sql.free, byKey + token, "uuid, uuid"},
+		{"sweep", s.sql.sweep, "NULL, 1000, ", "timestamptz, bigint"},
+		{"sweep from", s.sql.sweep, "now() - interval '10 minutes', 1000, ", "timestamptz, bigint"},
+	}
+	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+		exec("SET plan_cache_mode = " + mode)
+		for _, statement := range statements {
+			exec(fmt.Sprintf("PREPARE p (%s) AS %s", statement.types, statement.sql))
+			rows, err := conn.Query(t.Context(), "EXPLAIN EXECUTE p ("+strings.TrimSuffix(statement.args, ", ")+")",
+				pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			plan := strings.Join(lines, "\n")
+			where := fmt.Sprintf("%s, %s:\n%s", statement.name, mode, plan)
+			require.NotContains(t, plan, "Seq Scan", where)
+			require.NotContains(t, plan, "Sort", where)
+			if strings.HasPrefix(statement.name, "sweep") {
+				require.Regexp(t, `Index Cond: .*expires_at <= \$`, plan, where)
+			} else {
+				require.Regexp(t, `Index Cond: \(id = `, plan, where)
+			}
+			exec("DEALLOCATE p")
+		}
+	}
+}
