@@ -89,6 +89,7 @@ func TestTransportBacksOffWhereRetryAfterSaysNothing(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, 200, got.StatusCode, "%q", value)
 			require.Len(t, waits, 1, "%q", value)
+			assert.Positive(t, waits[0], "%q", value)
 			assert.Less(t, waits[0], 100*time.Millisecond, "%q", value)
 		})
 	}
@@ -200,6 +201,28 @@ func TestTransportStopsWaitingWhenTheContextEnds(t *testing.T) {
 			require.Len(t, copies, 1)
 			assert.Equal(t, 1, copies[0].closes(), "body of the retry that never left")
 		})
+	}
+}
+
+func TestTransportReturnsWhatItHasWhenTheContextHasEnded(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("connection reset")
+	for _, fail := range []error{nil, broken} {
+		ctx, cancel := context.WithCancel(t.Context())
+		base := &scriptedBase{answer: func(int) (*http.Response, error) {
+			cancel()
+			if fail != nil {
+				return nil, fail
+			}
+			return reply(503), nil
+		}}
+		resp, err := quick(base).RoundTrip(post(t, ctx, nil))
+		assert.Equal(t, fail, err)
+		assert.Len(t, base.requests, 1)
+		if fail == nil {
+			assert.Equal(t, 503, resp.StatusCode)
+			resp.Body.Close()
+		}
 	}
 }
 
