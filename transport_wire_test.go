@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"net/http"
@@ -41,6 +42,7 @@ func serveWire(t *testing.T, http2 bool, handler func(n int, w http.ResponseWrit
 		s.bodies = append(s.bodies, string(body))
 		n := len(s.keys)
 		s.mu.Unlock()
+		r.Body = io.NopCloser(bytes.NewReader(body))
 		handler(n, w, r)
 	}))
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
