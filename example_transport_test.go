@@ -6,47 +6,48 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"sync"
+	"sync/atomic"
 
 	"github.com/seed-2d1e5f61/idempotency"
 )
 
-// ledger is a payment service in small: it charges once for each key. Its first
-// answers are lost, after the charge was made.
-type ledger struct {
-	mu      sync.Mutex
-	lose    int
-	charges map[string]string // by key
-}
-
-func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	key := r.Header.Get("Idempotency-Key")
-	if _, ok := l.charges[key]; !ok {
-		l.charges[key] = fmt.Sprintf("ch_%d", len(l.charges)+1)
+// startBank serves POST /charges behind the middleware. The first answers are lost on
+// their way: the bank has charged and answered, and the client's connection breaks.
+func startBank(lost int32) (url string, charges *atomic.Int32, stop func()) {
+	charges = new(atomic.Int32)
+	protect, err := idempotency.New(new(idempotency.MemoryStore), idempotency.Config{Tenant: idempotency.SingleTenant})
+	if err != nil {
+		panic(err)
 	}
-	if l.lose > 0 {
-		l.lose--
-		panic(http.ErrAbortHandler) // closes the connection
-	}
-	io.WriteString(w, l.charges[key])
+	bank := protect.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, "ch_%d", charges.Add(1))
+	}))
+	var answers atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if answers.Add(1) > lost {
+			bank.ServeHTTP(w, r)
+			return
+		}
+		bank.ServeHTTP(httptest.NewRecorder(), r)
+		panic(http.ErrAbortHandler) // breaks the connection
+	}))
+	return server.URL + "/charges", charges, server.Close
 }
 
 func ExampleTransport() {
-	bank := &ledger{lose: 2, charges: make(map[string]string)}
-	server := httptest.NewServer(bank)
-	defer server.Close()
+	url, charges, stop := startBank(2)
+	defer stop()
 
 	client := &http.Client{Transport: &idempotency.Transport{}}
-	resp, err := client.Post(server.URL, "application/json", nil)
+	resp, err := client.Post(url, "application/json", nil)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer resp.Body.Close()
 	charge, _ := io.ReadAll(resp.Body)
-	fmt.Printf("paid with %s\ncharges: %d\n", charge, len(bank.charges))
+	fmt.Printf("paid with %s\ncharges: %d\n", charge, charges.Load())
 	// Output:
 	// paid with ch_1
 	// charges: 1
@@ -55,12 +56,11 @@ func ExampleTransport() {
 // The wrong way: a key made inside the retry loop is another one for each attempt. To
 // the server these are three operations, and the customer pays three times.
 func ExampleTransport_keyMadeInTheLoop() {
-	bank := &ledger{lose: 2, charges: make(map[string]string)}
-	server := httptest.NewServer(bank)
-	defer server.Close()
+	url, charges, stop := startBank(2)
+	defer stop()
 
 	for range 4 {
-		req, err := http.NewRequest(http.MethodPost, server.URL, nil)
+		req, err := http.NewRequest(http.MethodPost, url, nil)
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -72,7 +72,7 @@ func ExampleTransport_keyMadeInTheLoop() {
 		}
 		charge, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		fmt.Printf("paid with %s\ncharges: %d\n", charge, len(bank.charges))
+		fmt.Printf("paid with %s\ncharges: %d\n", charge, charges.Load())
 		break
 	}
 	// Output:
@@ -83,9 +83,8 @@ func ExampleTransport_keyMadeInTheLoop() {
 // An order keeps its key where it keeps everything else. The process that made the key
 // may die at any moment; whoever goes on with the order goes on under the same key.
 func ExampleWithKey() {
-	bank := &ledger{lose: 1, charges: make(map[string]string)}
-	server := httptest.NewServer(bank)
-	defer server.Close()
+	url, charges, stop := startBank(1)
+	defer stop()
 
 	order := struct{ ID, PaymentKey string }{"order-17", idempotency.NewKey()}
 	// Here the order is written to the database, before the first request.
@@ -93,7 +92,7 @@ func ExampleWithKey() {
 	pay := func() {
 		client := &http.Client{Transport: &idempotency.Transport{MaxAttempts: 1}}
 		ctx := idempotency.WithKey(context.Background(), order.PaymentKey)
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -109,7 +108,7 @@ func ExampleWithKey() {
 	}
 	pay()
 	pay() // after a restart
-	fmt.Println("charges:", len(bank.charges))
+	fmt.Println("charges:", charges.Load())
 	// Output:
 	// order-17: no answer
 	// order-17: paid with ch_1
