@@ -158,7 +158,7 @@ var documents = sync.Pool{New: func() any { return new(canonjson.Document) }}
 
 // maxRecycled is the longest body whose document is kept for the next request: a few
 // large requests should not hold memory for long.
-const maxRecycled = 64 << 10
+const maxRecycled = 256 << 10
 
 // parseJSON returns the document in body, or false if it is none. The caller recycles it.
 func parseJSON(body []byte) (*canonjson.Document, bool) {
