@@ -30,7 +30,7 @@ func BenchmarkFingerprint(b *testing.B) {
 			f                       fingerprintFunc
 		}{
 			{"body", jsonType, order, FingerprintBody},
-			{"multipart", multipartType + "x", form("x", field("a", order)), FingerprintBody},
+			{"multipart", multipartType + "x", form("x", textPart("a", order)), FingerprintBody},
 			{"json", jsonType, order, FingerprintJSON},
 			{"fields", jsonType, order, FingerprintFields("order_id", "items")},
 		} {

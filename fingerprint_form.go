@@ -125,9 +125,6 @@ func jsonFieldsOf(body []byte, names []string) (fieldSet, bool) {
 		return fieldSet{}, false
 	}
 	defer recycle(doc, body)
-	if !doc.IsObject() {
-		return fieldSet{}, false
-	}
 	fields := newFieldSet(names)
 	for i, name := range names {
 		if doc.HasVariant(name) {

@@ -73,6 +73,7 @@ func TestFingerprintBodyOfMalformedMultipart(t *testing.T) {
 		"no empty line":                  {"x", form("x", "Content-Disposition: form-data")},
 		"nothing between two delimiters": {"x", "--x\r\n--x--\r\n"},
 		"boundary inside a part":         {"x", form("x", textPart("a", "1 --x 2"))},
+		"boundary at the end of a line":  {"x", form("x", textPart("a", "1 --x\r\n\r\n2"))},
 		"boundary at the start of one":   {"x", form("x", "\r\n--x", a)},
 		"boundary in the epilogue":       {"x", form("x", a) + "--x"},
 		"boundary longer in a part":      {"x", form("x", textPart("a", "1\r\n--xy\r\n"))},
@@ -157,6 +158,10 @@ func TestFingerprintFieldsOfJSON(t *testing.T) {
 func TestFingerprintFieldsOfForms(t *testing.T) {
 	t.Parallel()
 	const urlType = "application/x-www-form-urlencoded"
+	sameOrNot{"form field without a name", FingerprintFields(""), [][][2]string{
+		{{urlType, "=1&=2"}, {urlType, "&=1&a=b&&=2&"}},
+		{{urlType, "=1&=2&="}},
+	}}.check(t)
 	sameOrNot{"form fields", FingerprintFields("item", "q"), [][][2]string{
 		{{urlType, "item=a+b&item=c"}, {urlType, "t=1&%69tem=a%20b&&t=2&item=%63"}, {urlType + ";charset=utf-8", "item=a%20b&item=c&t"}},
 		{{urlType, "item=c&item=a+b"}},
@@ -173,6 +178,8 @@ func TestFingerprintFieldsOfForms(t *testing.T) {
 		{{urlType, "item=a&x=%z"}},
 		{{urlType, "item=a;x=1"}},
 		{{urlType, "item=a;x=2"}},
+		{{urlType, "item=a&x=1;2"}},
+		{{urlType, "item=a&x=1;3"}},
 		{{urlType, `{"q":1,"x":"&item=1&"}`}},
 		{{urlType, ` {"q":2,"x":"&item=1&"}`}},
 	}}.check(t)

@@ -25,7 +25,7 @@ type Document struct {
 
 	text    []byte
 	open    []member // of the objects that are not closed yet
-	root    []member // of the outermost object
+	root    []member // of the outermost value, if it is an object
 	objects []object // those out of order; an inner one stands before its outer one
 	members []member // of objects, sorted
 	out     []byte   // what Canonical and Member have put in order
@@ -73,9 +73,6 @@ func (d *Document) Parse(src []byte) bool {
 func (d *Document) Canonical() []byte {
 	return d.inOrder(0, len(d.text), len(d.objects))
 }
-
-// IsObject reports whether the outermost value is an object.
-func (d *Document) IsObject() bool { return d.text[0] == '{' }
 
 // Member returns the canonical text of the value that name has in the outermost object,
 // or false if there is no such object or member. It is valid until the next Parse.
