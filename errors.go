@@ -77,7 +77,7 @@ var problems = []problem{
 }
 
 var internalProblem = problem{errMisuse, http.StatusInternalServerError, "internal_error", "Internal server error",
-	"The server could not process the request. Nothing was done."}
+	"The server could not process the request."}
 
 func problemOf(err error) problem {
 	for _, p := range problems {
