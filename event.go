@@ -9,10 +9,10 @@ type Event struct {
 	Tenant   string
 	Endpoint string
 	KeyHash  string        // a digest of the whole Key in hex, never the key; "" if the request has none
-	Status   int           // sent to the client; 0 if nobody is left to answer, or if Unprotected
+	Status   int           // answered, or 500 if the handler panicked; 0 if nobody is left to answer, or if Unprotected
 	Attempt  int           // the record's; 0 without a record
 	Duration time.Duration // from the request's arrival at the middleware
-	Err      error         // what was answered or went wrong; nil when Executed, Released or Replayed
+	Err      error         // what was answered or went wrong; nil when Executed, Released or Replayed, unless the handler panicked
 }
 
 // Outcome says how a request ended.
