@@ -338,6 +338,7 @@ func TestPostgresZombieOfBeforeTheExpiry(t *testing.T) {
 
 	f.expire(t) // completed: there is no lease to wait for
 	require.Equal(t, 1, requireState(t, idempotency.Acquired, f, zombie).Attempt)
+	require.True(t, pgScan[bool](t, f, "SELECT num_nulls(status, header, body, ref) = 4 FROM %s"), "a dead outcome is kept")
 	require.NoError(t, f.Complete(t.Context(), zombie, idempotency.Response{Status: http.StatusNoContent}))
 	require.Equal(t, idempotency.Response{Status: http.StatusNoContent},
 		requireState(t, idempotency.Completed, f, rival(zombie)).Response, "nothing of the dead record is left")
