@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/seed-2d1e5f61/idempotency"
@@ -136,6 +137,19 @@ func TestLedger(t *testing.T) {
 		_, err = l.Find(ctx, "acct_b", "ch_1")
 		require.ErrorIs(t, err, charges.ErrNotFound)
 	})
+}
+
+// Several processes start at once on an empty database.
+func TestMigrateMeetsItself(t *testing.T) {
+	t.Parallel()
+	db := testdb.PoolAt(t, testdb.Database(t), func(cfg *pgxpool.Config) { cfg.MaxConns = 8 })
+	failures := make(chan error, 8)
+	for range cap(failures) {
+		go func() { failures <- charges.Migrate(t.Context(), db) }()
+	}
+	for range cap(failures) {
+		require.NoError(t, <-failures)
+	}
 }
 
 func ids(list []charges.Charge) []string {
