@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,13 +18,14 @@ import (
 	"github.com/seed-2d1e5f61/idempotency/storetest"
 )
 
-// faults are the faults of a simpleStore, and the checks that must fail for each: those
-// whose promise it breaks, and no others.
+// faults are the faults of a simpleStore, and the checks that fail for each: those whose
+// promise it breaks, and no others. With a question mark: those that fail if the
+// goroutines meet so, or the machine stalls.
 var faults = map[string][]string{
 	noFault: nil,
 
 	// Who owns a key.
-	"looks, then inserts":            {"MutualExclusion", "OneOwner", "OneOwnerAfterExpiry"},
+	"looks, then inserts":            {"OneOwner", "?MutualExclusion", "?OneOwnerAfterExpiry"},
 	"a repeated token is a stranger": {"CancelledMidway", "RepeatedToken"},
 	"the caller's fingerprint":       {"Fingerprint"},
 	"unfenced Extend":                {"FenceExtend", "Resolve", "ZombieAcrossExpiry"},
@@ -46,7 +48,7 @@ var faults = map[string][]string{
 		"CancelledMidway", "EndedContext", "FenceComplete", "FenceExtend", "FenceRelease",
 		"LateOwner", "MutualExclusion", "Release", "Stuck",
 	},
-	"a lapsed owner is refused": {"LateOwner", "Resolve"},
+	"a lapsed owner is refused": {"LateOwner", "Resolve", "?Await", "?CompleteIsFinal", "?ExtendRenews"},
 
 	// Until when.
 	"the whole lease is left":   {"LeaseLeft"},
@@ -74,7 +76,7 @@ var faults = map[string][]string{
 	},
 	"attempts counted across expiry": {"Expiry", "OneOwnerAfterExpiry", "TakeoverKeepsExpiry"},
 	"dead records still settle":      {"ZombieAcrossExpiry"},
-	"expires under a live lease":     {"LiveLeaseOutlivesTTL", "RunPastTTL", "Sweep"},
+	"expires under a live lease":     {"LiveLeaseOutlivesTTL", "RunPastTTL", "Sweep", "?Expiry", "?OneOwnerAfterExpiry"},
 	"Complete moves the expiry":      {"CompleteKeepsExpiry"},
 	"a late run is not kept":         {"RunPastTTL"},
 
@@ -155,11 +157,15 @@ func TestBrokenStores(t *testing.T) {
 		failed[line[1]] = append(failed[line[1]], line[2])
 	}
 	for fault, want := range faults {
-		name := strings.ReplaceAll(cmp.Or(fault, "#00"), " ", "_")
-		assert.ElementsMatch(t, want, failed[name], "the checks that fail when %q", fault)
+		got := failed[strings.ReplaceAll(cmp.Or(fault, "#00"), " ", "_")]
+		got = slices.DeleteFunc(got, func(check string) bool { return slices.Contains(want, "?"+check) })
+		want = slices.DeleteFunc(slices.Clone(want), func(check string) bool { return check[0] == '?' })
+		assert.ElementsMatch(t, want, got, "the checks that fail when %q", fault)
 	}
 	if t.Failed() {
-		t.Log(out)
+		for _, line := range regexp.MustCompile(`(?m)^(=== NAME|    [^-]).*$`).FindAllString(out, -1) {
+			t.Log(line)
+		}
 	}
 }
 

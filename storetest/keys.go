@@ -71,9 +71,11 @@ func keys() (keys []idempotency.Key) {
 		add("a", "b", "c"+between+"d")
 		add("a"+between, "b", "d")
 		add("a", between+"b", "d")
-		add("a"+between+"b"+between+"c", "", "d")
-		add("a", "", "b"+between+"c"+between+"d")
 	}
+	add("a:b:c", "", "d")
+	add("a", "", "b:c:d")
+	add("a", ":b:c", "d")
+	add("a", "b:c:", "d")
 	add("ab", "c", "d")
 	add("a", "bc", "d")
 	add("a", "b", "cd")
@@ -95,7 +97,7 @@ func keys() (keys []idempotency.Key) {
 	return keys
 }
 
-const delimiters = ":/|,;.-_+&=?#@~%*\\\"'`<>(){}[]$^! \t\n\r\x1f\x00"
+const delimiters = ":/|,;.-_+&=?#@%*\\\"' \t\n\x1f\x00"
 
 var long255 = strings.Repeat("k", 254)
 
