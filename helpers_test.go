@@ -50,6 +50,8 @@ func newFixture(t testing.TB, store idempotency.Store, changes ...func(*idempote
 	m, err := idempotency.New(store, cfg)
 	require.NoError(t, err)
 	f.Middleware = m
+	// A store that failed is asked again for a while, in the background.
+	t.Cleanup(func() { require.NoError(t, m.Drain(context.Background())) })
 	return f
 }
 

@@ -73,24 +73,39 @@ func TestClientGoneBeforeTheReserve(t *testing.T) {
 	require.ErrorIs(t, e.Err, context.Canceled)
 }
 
-// A client that leaves during the reserve is not served, whatever the store did.
+// A client that leaves during the reserve does not cut it off. If the store answers, the
+// handler runs and the retry is a replay; if it does not, nothing runs.
 func TestClientLeavesDuringTheReserve(t *testing.T) {
 	t.Parallel()
-	ctx, leave := context.WithCancel(t.Context())
-	store, h := newFaultStore("Reserve", func(ctx context.Context, do func() error) error {
-		leave()
-		_ = do()
-		return ctx.Err()
-	}, works), &charges{}
-	f := newFixture(t, store, func(c *idempotency.Config) { c.FailOpen = true })
-	m := f.Handler(h)
-	call(m, request("k", "{}").WithContext(ctx))
-	require.Zero(t, h.Load(), "nobody is left to be told")
-	e := f.event(t)
-	require.Equal(t, idempotency.Rejected, e.Outcome)
-	require.Zero(t, e.Status)
-	require.NoError(t, f.Drain(t.Context()))
-	require.Equal(t, http.StatusCreated, call(m, request("k", "{}")).Status, "its claim was freed")
+	for name, c := range map[string]struct {
+		err     error
+		outcome idempotency.Outcome
+		runs    int64
+	}{
+		"the store answers": {nil, idempotency.Executed, 1},
+		"the store fails":   {errDown, idempotency.Rejected, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, leave := context.WithCancel(t.Context())
+			store, h := newFaultStore("Reserve", func(ctx context.Context, do func() error) error {
+				leave()
+				require.NoError(t, ctx.Err(), "the statement is cut off")
+				_ = do()
+				return c.err
+			}, works), &charges{}
+			f := newFixture(t, store, func(c *idempotency.Config) { c.FailOpen = true })
+			m := f.Handler(h)
+			call(m, request("k", "{}").WithContext(ctx))
+			require.EqualValues(t, c.runs, h.Load())
+			e := f.event(t)
+			require.Equal(t, c.outcome, e.Outcome)
+			require.NoError(t, f.Drain(t.Context()))
+			again := call(m, request("k", "{}"))
+			require.Equal(t, http.StatusCreated, again.Status, "its claim was not freed")
+			require.Equal(t, c.err == nil, again.replayed())
+		})
+	}
 }
 
 func TestReleaseFreesTheKey(t *testing.T) {
