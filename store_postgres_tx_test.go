@@ -451,3 +451,64 @@ func TestInTxInAConsumer(t *testing.T) {
 	}
 	require.Equal(t, 1, l.count(t))
 }
+
+// A commit that the server refuses leaves the attempt running, and so its lease is
+// renewed again.
+func TestInTxRenewsTheLeaseAfterARefusedCommit(t *testing.T) {
+	t.Parallel()
+	l := newTxLedger(t, testdb.URL(t))
+	_, err := l.db.Exec(t.Context(), "ALTER TABLE "+l.table+" ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+	require.NoError(t, err)
+	leaseEnd := func(ctx context.Context) (end time.Time) {
+		if err := l.db.QueryRow(ctx, "SELECT lease_until FROM "+l.storeTable(t)).Scan(&end); err != nil {
+			t.Error(err)
+		}
+		return end
+	}
+	send := l.serve(t, idempotency.Config{Lease: time.Second}, func(w http.ResponseWriter, r *http.Request) {
+		err := l.store.InTx(r.Context(), func(tx pgx.Tx) error {
+			io.WriteString(w, "charged")
+			return errors.Join(l.insert(r.Context(), tx, "c1"), l.insert(r.Context(), tx, "c1"))
+		})
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "23505" {
+			t.Errorf("InTx = %v", err)
+		}
+		before := leaseEnd(r.Context())
+		for deadline := time.Now().Add(time.Minute); !leaseEnd(r.Context()).After(before); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Error("the lease is not renewed any more")
+				return
+			}
+		}
+	})
+	require.Equal(t, txAnswer{200, "", false}, send())
+	require.Equal(t, 0, l.count(t))
+}
+
+// A renewal that meets the commit would find the claim settled, and take it for lost.
+func TestInTxDoesNotLoseItsClaimToItsOwnCommit(t *testing.T) {
+	t.Parallel()
+	const lease = 300 * time.Millisecond
+	proxy := pgproxy.Start(t, testdb.URL(t))
+	l := newTxLedger(t, proxy.URL())
+	send := l.serve(t, idempotency.Config{Lease: lease}, func(w http.ResponseWriter, r *http.Request) {
+		err := l.store.InTx(r.Context(), func(tx pgx.Tx) error {
+			io.WriteString(w, "charged")
+			return l.insert(r.Context(), tx, "c1")
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-r.Context().Done():
+			t.Errorf("the context ended: %v", context.Cause(r.Context()))
+		case <-time.After(lease): // a renewal that was under way has its answer by now
+		}
+	})
+	proxy.OnCommit(func() pgproxy.Fate {
+		time.Sleep(lease) // a slow commit, in which renewals would come due
+		return pgproxy.Pass
+	})
+	require.Equal(t, txAnswer{200, "charged", false}, send())
+}

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -50,8 +51,10 @@ func TestAStalledProcessOverwritesNothing(t *testing.T) {
 
 	slow.signal(syscall.SIGCONT)
 	require.NotEqual(t, http.StatusCreated, (<-stale).status, "the stale attempt charged")
-	require.Contains(t, slow.log.String(), "claim lost while the handler runs")
-	require.Contains(t, slow.log.String(), "outcome=unrecorded")
+	require.Eventually(t, func() bool {
+		log := slow.log.String()
+		return strings.Contains(log, "claim lost while the handler runs") && strings.Contains(log, "outcome=unrecorded")
+	}, time.Minute, 10*time.Millisecond, "the handler does not learn that it is stale: %s", &slow.log)
 	afterToken, afterXmin := row()
 	require.Equal(t, token, afterToken)
 	require.Equal(t, xmin, afterXmin, "the record was written again")
