@@ -230,12 +230,15 @@ func (x *exchange) wait(rec Record) (Record, time.Time, error) {
 	ctx, cancel := context.WithTimeout(x.r.Context(), x.m.cfg.Wait)
 	defer cancel()
 	waiter, canAwait := x.m.life.store.(Waiter)
+	pace := !canAwait
 	for interval := firstPoll; ; interval = min(interval*3/2, lastPoll) {
 		if canAwait {
 			_ = waiter.Await(ctx, x.key) // whatever it says, the store is asked again
-		} else {
+		}
+		if pace {
 			_ = pause(ctx, interval)
 		}
+		pace = true // an Await that returned too early may do so again
 		if x.r.Context().Err() != nil {
 			return rec, time.Time{}, nil // still in flight, and nobody to tell
 		}
@@ -258,61 +261,3 @@ const (
 	firstPoll = 5 * time.Millisecond
 	lastPoll  = 100 * time.Millisecond
 )
-
-// replay answers from the record. The handler is not called.
-func (x *exchange) replay(rec Record) {
-	defer x.observe(Event{Outcome: Replayed, Status: rec.Response.Status, Attempt: rec.Attempt})
-	resp := rec.Response
-	h := x.w.Header()
-	for name, values := range resp.Header {
-		if slices.Contains(resp.Appended, name) {
-			values = slices.Concat(h[name], values) // the outer layer may share its slice
-		}
-		h[name] = values
-	}
-	h[http.CanonicalHeaderKey(x.m.cfg.ReplayedHeader)] = []string{"true"}
-
-	if resp.Ref != "" && x.m.cfg.Rebuild != nil {
-		rebuilt := &rebuiltWriter{ResponseWriter: x.w, status: resp.Status}
-		body := new(bodyReader)
-		x.m.cfg.Rebuild(rebuilt, x.copyRequest(x.r.Context(), body), resp.Ref)
-		body.Close()
-		rebuilt.commit()
-		return
-	}
-	if resp.Omitted || resp.Ref != "" {
-		h.Set(omittedHeader, "omitted")
-		h.Del("Content-Type")
-		h.Del("Content-Encoding")
-	}
-	x.w.WriteHeader(resp.Status)
-	if len(resp.Body) > 0 {
-		x.w.Write(resp.Body)
-	}
-}
-
-// rebuiltWriter sends the recorded status if Config.Rebuild writes none.
-type rebuiltWriter struct {
-	http.ResponseWriter
-	status int
-	wrote  bool
-}
-
-func (w *rebuiltWriter) commit() {
-	if !w.wrote {
-		w.WriteHeader(w.status)
-	}
-}
-
-func (w *rebuiltWriter) WriteHeader(status int) {
-	w.wrote = w.wrote || status >= 200
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *rebuiltWriter) Write(p []byte) (int, error) {
-	w.commit()
-	return w.ResponseWriter.Write(p)
-}
-
-// Unwrap lets a ResponseController reach the real writer: a replay is not buffered.
-func (w *rebuiltWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
