@@ -146,10 +146,15 @@ func TestSendsNothingIfTheKeyCannotBeSaved(t *testing.T) {
 	garbage := statePath(t)
 	require.NoError(t, os.WriteFile(garbage, []byte(`{"url":"`), 0o600))
 	keyless := statePath(t)
-	require.NoError(t, os.WriteFile(keyless, []byte(`{}`), 0o600))
-	for _, path := range []string{filepath.Join(t.TempDir(), "missing", "order.json"), garbage, keyless, t.TempDir()} {
+	require.NoError(t, order{URL: s.URL, Amount: 1200, Currency: "jpy", Source: "tok_visa", Created: time.Now()}.create(keyless))
+	for path, want := range map[string]string{
+		filepath.Join(t.TempDir(), "missing", "order.json"): "no such file or directory",
+		t.TempDir(): "is a directory",
+		garbage:     "not an order of this program",
+		keyless:     "not an order of this program",
+	} {
 		_, err := inProcess(t, "-url", s.URL, "-state", path)
-		assert.Error(t, err, path)
+		assert.ErrorContains(t, err, want)
 	}
 	keys, _ := s.requests()
 	assert.Empty(t, keys)

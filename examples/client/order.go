@@ -32,15 +32,12 @@ const keyLife = 23 * time.Hour
 // openOrder returns the order in path, which has to be the wanted one, or makes it the
 // wanted one under a new key. When it returns, the key survives a crash of the machine.
 func openOrder(path string, wanted order) (order, error) {
-	o, err := load(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		wanted.Key, wanted.Created = idempotency.NewKey(), time.Now().UTC()
-		// Should another process be first, its key is the order's.
-		if err := wanted.create(path); err != nil && !errors.Is(err, fs.ErrExist) {
-			return order{}, err
-		}
-		o, err = load(path)
+	wanted.Key, wanted.Created = idempotency.NewKey(), time.Now().UTC()
+	if err := wanted.create(path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return order{}, err
 	}
+	// The order in the file counts: an earlier run or another process was first.
+	o, err := load(path)
 	if err != nil {
 		return order{}, err
 	}

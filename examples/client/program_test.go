@@ -87,6 +87,7 @@ func TestAnErrorIsOneLine(t *testing.T) {
 	for want, args := range map[string][]string{
 		"connection refused":    {"-url", down.URL},
 		"the card was declined": {"-url", s.URL, "-source", "tok_declined"},
+		"not defined: -price":   {"-price", "1"},
 		"-amount -1":            {"-amount", "-1"},
 	} {
 		cmd := launch(t, append(args, "-state", statePath(t))...)

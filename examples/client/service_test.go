@@ -57,7 +57,10 @@ func startService(t *testing.T, before, after func(n int)) *service {
 	s := &service{before: before, after: after, charges: make(map[string]charge)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/charges", func(w http.ResponseWriter, r *http.Request) { s.charge(t, w, r) })
-	s.Server = httptest.NewServer(mux)
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.NotContains(t, r.URL.Path, "//")
+		mux.ServeHTTP(w, r)
+	}))
 	t.Cleanup(s.Close)
 	return s
 }
