@@ -49,10 +49,13 @@ func fingerprintOf(method, escapedPath, rawQuery string, payload []byte) (fp Fin
 // read, and the digest of what was read. The digest stands for a body of any size, and
 // the form keeps a body that was taken as it is apart from one that was understood.
 func payload(media, form string, sum [sha256.Size]byte) []byte {
-	p := make([]byte, 0, 8+len(media)+8+len(form)+len(sum))
-	p = appendFramed(p, media)
-	p = appendFramed(p, form)
-	return append(p, sum[:]...)
+	return appendPayload(make([]byte, 0, 8+len(media)+8+len(form)+len(sum)), media, form, sum)
+}
+
+func appendPayload(dst []byte, media, form string, sum [sha256.Size]byte) []byte {
+	dst = appendFramed(dst, media)
+	dst = appendFramed(dst, form)
+	return append(dst, sum[:]...)
 }
 
 // FingerprintBody is the default of [Config.Fingerprint]: the media type (without its
@@ -64,13 +67,17 @@ func payload(media, form string, sum [sha256.Size]byte) []byte {
 //
 // It never returns an error, keeps no reference to body, and is safe for concurrent use.
 func FingerprintBody(r *http.Request, body []byte) ([]byte, error) {
+	return appendBodyPayload(make([]byte, 0, 128), r, body), nil
+}
+
+func appendBodyPayload(dst []byte, r *http.Request, body []byte) []byte {
 	media := mediaType(r)
 	if media == mediaMultipart {
 		if sum, ok := multipartSum(body, boundaryOf(r)); ok {
-			return payload(media, formMultipart, sum), nil
+			return appendPayload(dst, media, formMultipart, sum)
 		}
 	}
-	return payload(media, formBytes, sha256.Sum256(body)), nil
+	return appendPayload(dst, media, formBytes, sha256.Sum256(body))
 }
 
 // FingerprintJSON is a [Config.Fingerprint] for clients that write the same document

@@ -196,23 +196,36 @@ func storable(s string) bool {
 
 // read takes the body in, and with it the fingerprint and the claim.
 func (x *exchange) read() *requestError {
-	buf := new(bytes.Buffer)
-	fingerprint := x.m.cfg.Fingerprint
-	if fingerprint == nil {
-		fingerprint = FingerprintBody
+	var buf *bytes.Buffer
+	if x.m.cfg.Fingerprint == nil {
 		buf = buffers.Get().(*bytes.Buffer)
+	} else {
+		buf = new(bytes.Buffer)
 	}
 	if failure := readBody(x.r, x.m.cfg.MaxRequestBytes, buf); failure != nil {
 		return failure
 	}
 	x.body = buf
-	payload, err := fingerprint(x.r, buf.Bytes())
+	fp, err := x.fingerprint(buf.Bytes())
 	if err != nil {
 		return &requestError{sentinel: errMisuse, cause: err}
 	}
-	fp := fingerprintOf(x.r.Method, x.r.URL.EscapedPath(), x.r.URL.RawQuery, payload)
 	x.claim = x.m.life.claim(x.key, fp)
 	return nil
+}
+
+func (x *exchange) fingerprint(body []byte) (Fingerprint, error) {
+	var space [128]byte // stays on the stack, which what FingerprintBody returns cannot
+	payload := space[:0]
+	if x.m.cfg.Fingerprint == nil {
+		payload = appendBodyPayload(payload, x.r, body)
+	} else {
+		var err error
+		if payload, err = x.m.cfg.Fingerprint(x.r, body); err != nil {
+			return Fingerprint{}, err
+		}
+	}
+	return fingerprintOf(x.r.Method, x.r.URL.EscapedPath(), x.r.URL.RawQuery, payload), nil
 }
 
 // recycle gives the body's buffer to a later request: not after a panic, and not if a
