@@ -107,46 +107,73 @@ func (a *Attempt) lose() {
 
 // runContext is the context of a running attempt: it ends when the attempt does, at
 // HandlerTimeout or with its claim, and takes its values from the caller's context.
-// One value for all, so that a run costs few allocations.
 type runContext struct {
-	context.Context // the end
-	values          context.Context
-	attempt         *Attempt
-	cancel          context.CancelCauseFunc
-	stopTimeout     context.CancelFunc // nil without HandlerTimeout
+	values  context.Context
+	attempt *Attempt
+
+	mu     sync.Mutex
+	inner  context.Context // ends when the attempt does; nil until somebody asks for it
+	cancel context.CancelCauseFunc
+	ended  bool
+	cause  error // with ended
 }
 
-// detach makes c a context that keeps the values of parent, not its end.
+// detach makes c a context that keeps the values of parent, not its end. Unless there is
+// a timeout, the rest is made for who asks: most handlers never do.
 func (c *runContext) detach(parent context.Context, a *Attempt, timeout time.Duration) {
-	c.Context, c.cancel = context.WithCancelCause(context.Background())
-	if timeout > 0 {
-		c.Context, c.stopTimeout = context.WithTimeout(c.Context, timeout)
-	}
 	c.values, c.attempt = parent, a
+	if timeout > 0 {
+		inner, cancel := context.WithCancelCause(context.Background())
+		inner, stop := context.WithTimeout(inner, timeout)
+		c.inner, c.cancel = inner, func(cause error) { cancel(cause); stop() }
+	}
 }
 
 // attach makes c a child of parent that ends early if the claim is lost.
 func (c *runContext) attach(parent context.Context, a *Attempt) {
-	c.Context, c.cancel = context.WithCancelCause(parent)
+	c.inner, c.cancel = context.WithCancelCause(parent)
 	c.values, c.attempt = parent, a
 }
+
+// ending is the context that decides when c ends. It is one of package context's own, so
+// that a child of c is cancelled through it, and needs no goroutine.
+func (c *runContext) ending() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inner == nil {
+		c.inner, c.cancel = context.WithCancelCause(context.Background())
+		if c.ended {
+			c.cancel(c.cause)
+		}
+	}
+	return c.inner
+}
+
+// end ends the context with cause; nil is context.Canceled. The first cause stands.
+func (c *runContext) end(cause error) {
+	c.mu.Lock()
+	if !c.ended {
+		c.ended, c.cause = true, cause
+	}
+	cancel, cause := c.cancel, c.cause
+	c.mu.Unlock()
+	if cancel != nil {
+		cancel(cause)
+	}
+}
+
+func (c *runContext) Deadline() (time.Time, bool) { return c.ending().Deadline() }
+func (c *runContext) Done() <-chan struct{}       { return c.ending().Done() }
+func (c *runContext) Err() error                  { return c.ending().Err() }
 
 func (c *runContext) Value(key any) any {
 	if key == attemptKey {
 		return c.attempt
 	}
-	// First our own end's values: context itself looks there for what a child must be
-	// cancelled by, and must not find the parent's.
-	if v := c.Context.Value(key); v != nil {
+	// First our own end's values: package context looks there for what a child must be
+	// cancelled by, and for the cause, and must not find the parent's.
+	if v := c.ending().Value(key); v != nil {
 		return v
 	}
 	return c.values.Value(key)
-}
-
-// end ends the context with cause; nil is context.Canceled.
-func (c *runContext) end(cause error) {
-	c.cancel(cause)
-	if c.stopTimeout != nil {
-		c.stopTimeout()
-	}
 }
