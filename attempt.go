@@ -156,6 +156,7 @@ func (a *Attempt) finish(v verdict, err error) {
 // a context of its own, since the client's leaving must not undo what was done.
 func (a *Attempt) write(resp Response, keep bool) error {
 	store, claim := a.life.store, a.claim
+	resp = resp.forStore(store)
 	if a.life.inProcess() {
 		ctx := context.Background()
 		if keep {

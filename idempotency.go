@@ -35,6 +35,8 @@ import (
 	"net/http"
 
 	"github.com/google/uuid"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
 )
 
 // Key names one operation: whose it is, which it is, and the client's identifier for
@@ -92,6 +94,11 @@ type Response struct {
 	Body    []byte
 	Ref     string // from Attempt.KeepRef: Body is empty and Config.Rebuild makes it again
 	Omitted bool   // the body was longer than Config.MaxResponseBytes and was not kept
+
+	// fields are Header and Appended, which are empty then, in one piece of memory: so
+	// the middleware gives them to this package's own stores, which keep no map. No other
+	// store sees them.
+	fields []headercode.Field
 }
 
 // NewKey returns a new random key, a UUIDv4. Make one for each business operation,

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
 )
 
 var errLateWrite = errors.New("idempotency: response written after the handler returned")
@@ -30,10 +32,10 @@ type recorder struct {
 	// response's alone, and keeps a late write off a connection that serves the next
 	// request by then.
 	mu        sync.Mutex
-	header    http.Header // what the handler sees and changes
-	frozen    []field     // the header as it will be sent, once the status is set
-	status    int         // 0 until the final status is set
-	length    int64       // the Content-Length that the handler declared, or -1
+	header    http.Header        // what the handler sees and changes
+	frozen    []headercode.Field // the header as it will be sent, once the status is set
+	status    int                // 0 until the final status is set
+	length    int64              // the Content-Length that the handler declared, or -1
 	body      []byte
 	overflown bool  // the body has passed MaxResponseBytes, and the record was tried
 	streaming bool  // the record is written, the response under way
@@ -41,8 +43,10 @@ type recorder struct {
 	sealed    error // non-nil: the response is final, and this is what later writes get
 
 	// Room for a usual header, so that freezing it needs no memory of its own.
-	fieldSpace [8]field
+	fieldSpace [8]headercode.Field
 	valueSpace [8]string
+	keptSpace  [4]headercode.Field // for the first Response alone: a store may be at work on it still
+	keptUsed   bool
 }
 
 func (rec *recorder) init(w http.ResponseWriter, a *Attempt) {
@@ -104,7 +108,7 @@ func (rec *recorder) setStatus(status int) {
 	for name, lines := range rec.header {
 		first := len(values)
 		values = append(values, lines...)
-		fields = append(fields, field{name, values[first:len(values):len(values)]})
+		fields = append(fields, headercode.Field{Name: name, Values: values[first:len(values):len(values)]})
 	}
 	rec.frozen = fields
 }
@@ -206,10 +210,10 @@ func (rec *recorder) EnableFullDuplex() error {
 func (rec *recorder) send() {
 	h := rec.w.Header()
 	maps.DeleteFunc(h, func(name string, _ []string) bool {
-		return !slices.ContainsFunc(rec.frozen, func(f field) bool { return f.name == name })
+		return !slices.ContainsFunc(rec.frozen, func(f headercode.Field) bool { return f.Name == name })
 	})
 	for _, f := range rec.frozen {
-		h[f.name] = f.values
+		h[f.Name] = f.Values
 	}
 	rec.w.WriteHeader(rec.status)
 	if len(rec.body) > 0 {
@@ -255,7 +259,7 @@ func (rec *recorder) started() bool {
 // recorderMark is a state that a recorder can go back to.
 type recorderMark struct {
 	header http.Header
-	frozen []field
+	frozen []headercode.Field
 	status int
 	length int64
 	body   int

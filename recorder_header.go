@@ -5,13 +5,9 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
-)
 
-// field is a header field: a name and its values, line by line.
-type field struct {
-	name   string
-	values []string
-}
+	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
+)
 
 // sniff gives the response the Content-Type that net/http would have guessed, so that
 // it is recorded: once, from the first bytes, unless the handler has set one, be it nil.
@@ -21,11 +17,11 @@ func (rec *recorder) sniff(flushed bool) {
 		return
 	}
 	for _, f := range rec.frozen {
-		switch f.name {
+		switch f.Name {
 		case "Content-Type", "Transfer-Encoding":
 			return
 		case "Content-Encoding":
-			if len(f.values) > 0 && f.values[0] != "" {
+			if len(f.Values) > 0 && f.Values[0] != "" {
 				return
 			}
 		}
@@ -34,7 +30,7 @@ func (rec *recorder) sniff(flushed bool) {
 	if len(rec.body) > 0 {
 		guess = []string{http.DetectContentType(rec.body)}
 	}
-	rec.frozen = append(rec.frozen, field{"Content-Type", guess})
+	rec.frozen = append(rec.frozen, headercode.Field{Name: "Content-Type", Values: guess})
 }
 
 // response is what a record keeps: the status, the handler's own header fields of those
@@ -42,28 +38,53 @@ func (rec *recorder) sniff(flushed bool) {
 func (rec *recorder) response() Response {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
-	keep := rec.attempt.cfg.ReplayHeaders
 	resp := Response{Status: rec.status, Body: rec.body, Omitted: rec.overflown}
+	if !rec.keptUsed {
+		rec.keptUsed, resp.fields = true, rec.keptSpace[:0]
+	}
 	for _, f := range rec.frozen {
-		name, values := f.name, f.values
-		if !slices.Contains(keep, textproto.CanonicalMIMEHeaderKey(name)) {
+		if !slices.Contains(rec.attempt.cfg.ReplayHeaders, textproto.CanonicalMIMEHeaderKey(f.Name)) {
 			continue
 		}
-		before, had := rec.outer[name]
+		before, had := rec.outer[f.Name]
 		switch {
-		case had && slices.Equal(before, values):
+		case had && slices.Equal(before, f.Values):
 			continue // an outer layer's: it stays fresh on a replay
-		case len(before) > 0 && len(values) > len(before) && slices.Equal(before, values[:len(before)]):
-			values = values[len(before):]
-			resp.Appended = append(resp.Appended, name)
+		case len(before) > 0 && len(f.Values) > len(before) && slices.Equal(before, f.Values[:len(before)]):
+			f.Values, f.Appended = f.Values[len(before):], true
 		}
-		if resp.Header == nil {
-			resp.Header = make(http.Header)
-		}
-		resp.Header[name] = values
+		resp.fields = append(resp.fields, f)
 	}
-	slices.Sort(resp.Appended)
 	return resp
+}
+
+// forStore returns r as s expects it: a store of this package takes the fields as they
+// are, any other finds them in Header and Appended.
+func (r Response) forStore(s Store) Response {
+	switch s.(type) {
+	case *MemoryStore, *PostgresStore:
+		return r
+	}
+	if len(r.fields) > 0 {
+		r.Header = make(http.Header, len(r.fields))
+	}
+	for _, f := range r.fields {
+		r.Header[f.Name] = f.Values
+		if f.Appended {
+			r.Appended = append(r.Appended, f.Name)
+		}
+	}
+	slices.Sort(r.Appended)
+	r.fields = nil
+	return r
+}
+
+// appendHeader appends the encoding of the response's header to dst.
+func (r *Response) appendHeader(dst []byte) []byte {
+	if r.fields != nil {
+		return headercode.AppendFields(dst, r.fields)
+	}
+	return headercode.Append(dst, r.Header, r.Appended)
 }
 
 // setHeader makes dst, a map that others hold, equal to src.

@@ -179,7 +179,7 @@ func (m *mortals) Pop() any {
 // string because nobody can change it: a replay's header refers to parts of it.
 func encodeOutcome(resp Response) string {
 	var space [512]byte // enough for most headers
-	header := headercode.Append(space[:0], resp.Header, resp.Appended)
+	header := resp.appendHeader(space[:0])
 
 	status := uint64(resp.Status) << 1
 	if resp.Omitted {

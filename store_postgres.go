@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
 )
 
 // PostgresDB is what [PostgresStore] needs of a database: a *pgxpool.Pool has it.
@@ -267,8 +265,7 @@ type outcome struct {
 }
 
 func outcomeOf(c Claim, resp Response) outcome {
-	header := headercode.Append(nil, resp.Header, resp.Appended)
-	return outcome{c, int32(resp.Status), header, resp.Body, []byte(resp.Ref), resp.Omitted}
+	return outcome{c, int32(resp.Status), resp.appendHeader(nil), resp.Body, []byte(resp.Ref), resp.Omitted}
 }
 
 // args are the first arguments of every statement that records a response.

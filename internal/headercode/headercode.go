@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 )
 
 // version is the first byte of every encoding, so that a later form can be told apart.
@@ -15,35 +16,51 @@ const version = 1
 
 var errCorrupt = errors.New("idempotency: corrupt header encoding")
 
+// Field is one header field: a name, its values line by line, and whether the name is
+// marked.
+type Field struct {
+	Name     string
+	Values   []string
+	Appended bool
+}
+
 // Append appends the encoding of h to dst. The names in appended are marked, and
 // Decode gives them back. Equal headers have equal encodings.
+func Append(dst []byte, h http.Header, appended []string) []byte {
+	var space [16]Field // keeps a small header's fields off the heap
+	fields := space[:0]
+	for name, values := range h {
+		fields = append(fields, Field{name, values, slices.Contains(appended, name)})
+	}
+	return AppendFields(dst, fields)
+}
+
+// AppendFields is Append for fields that are in no map. It sorts them by name; no name
+// may occur twice.
 //
 // After the version come the number of names and the number of all values, so that
 // Decode can make room for everything at once.
-func Append(dst []byte, h http.Header, appended []string) []byte {
-	if len(h) == 0 {
+func AppendFields(dst []byte, fields []Field) []byte {
+	if len(fields) == 0 {
 		return dst
 	}
-	var space [16]string // keeps a small header's names off the heap
-	names, total := space[:0], 0
-	for name, values := range h {
-		names = append(names, name)
-		total += len(values)
+	slices.SortFunc(fields, func(a, b Field) int { return strings.Compare(a.Name, b.Name) })
+	total := 0
+	for _, f := range fields {
+		total += len(f.Values)
 	}
-	slices.Sort(names)
 
 	dst = append(dst, version)
-	dst = binary.AppendUvarint(dst, uint64(len(names)))
+	dst = binary.AppendUvarint(dst, uint64(len(fields)))
 	dst = binary.AppendUvarint(dst, uint64(total))
-	for _, name := range names {
-		values := h[name]
-		count := uint64(len(values)) << 1
-		if slices.Contains(appended, name) {
+	for _, f := range fields {
+		count := uint64(len(f.Values)) << 1
+		if f.Appended {
 			count |= 1
 		}
-		dst = appendString(dst, name)
+		dst = appendString(dst, f.Name)
 		dst = binary.AppendUvarint(dst, count)
-		for _, value := range values {
+		for _, value := range f.Values {
 			dst = appendString(dst, value)
 		}
 	}
