@@ -40,13 +40,14 @@ type recorder struct {
 	overflown bool  // the body has passed MaxResponseBytes, and the record was tried
 	streaming bool  // the record is written, the response under way
 	holding   bool  // a transaction must see the response whole: no overflow yet
+	keptUsed  bool  // keptSpace is a Response's, and a store may be at work on it still
 	sealed    error // non-nil: the response is final, and this is what later writes get
 
-	// Room for a usual header, so that freezing it needs no memory of its own.
+	// Room for a usual response, so that keeping it needs no memory of its own.
+	bodySpace  [512]byte
 	fieldSpace [8]headercode.Field
 	valueSpace [8]string
-	keptSpace  [4]headercode.Field // for the first Response alone: a store may be at work on it still
-	keptUsed   bool
+	keptSpace  [4]headercode.Field // for the first Response alone
 }
 
 func (rec *recorder) init(w http.ResponseWriter, a *Attempt) {
@@ -140,6 +141,9 @@ func write[T string | []byte](rec *recorder, p T) (int, error) {
 	if rec.length >= 0 && int64(len(rec.body)+len(p)) > rec.length {
 		rec.length = 0 // a shorter write must not follow: the body would have a hole
 		return 0, http.ErrContentLength
+	}
+	if rec.body == nil {
+		rec.body = rec.bodySpace[:0]
 	}
 	rec.body = append(rec.body, p...)
 	if int64(len(rec.body)) > rec.attempt.cfg.MaxResponseBytes && !rec.holding && !rec.overflown {
