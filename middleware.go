@@ -149,39 +149,45 @@ func (x *exchange) check() *requestError {
 	if err != nil || tenant == "" {
 		return &requestError{sentinel: ErrTenantUnknown, cause: err}
 	}
-	endpoint := ""
+	value, failure := x.clientKey()
 	if x.m.cfg.Endpoint != nil {
-		endpoint = x.m.cfg.Endpoint(x.r)
+		x.key = Key{tenant, x.m.cfg.Endpoint(x.r), value}
 	} else {
-		endpoint = x.r.Method + " " + x.r.URL.EscapedPath()
+		// One string for all, since the endpoint has to be put together anyway: the store
+		// need not copy what is compact.
+		whole := tenant + x.r.Method + " " + x.r.URL.EscapedPath() + value
+		end := len(whole) - len(value)
+		x.key = Key{whole[:len(tenant)], whole[len(tenant):end], whole[end:]}
 	}
-	if !storable(tenant) || !storable(endpoint) {
+	if !storable(tenant) || !storable(x.key.Endpoint) {
 		return &requestError{sentinel: errMisuse,
 			cause: errors.New("idempotency: tenant or endpoint has NUL or invalid UTF-8")}
 	}
-	x.key = Key{Tenant: tenant, Endpoint: endpoint}
+	return failure
+}
 
+// clientKey returns the key that the client sent, or "" if it sent none and need not.
+func (x *exchange) clientKey() (string, *requestError) {
 	lines := x.r.Header[x.m.cfg.Header]
 	switch {
 	case len(lines) == 0 && x.m.cfg.KeyOptional:
-		return nil
+		return "", nil
 	case len(lines) == 0:
-		return &requestError{sentinel: ErrKeyMissing, docsURL: x.m.cfg.DocsURL}
+		return "", &requestError{sentinel: ErrKeyMissing, docsURL: x.m.cfg.DocsURL}
 	case len(lines) > 1:
 		// Two equal ones too: what merged them may have merged two requests.
-		return &requestError{sentinel: ErrKeyInvalid, cause: errors.New("more than one line")}
+		return "", &requestError{sentinel: ErrKeyInvalid, cause: errors.New("more than one line")}
 	}
 	value, err := keysyntax.Parse(lines[0], x.m.cfg.StrictKey)
 	if err != nil {
-		return &requestError{sentinel: ErrKeyInvalid, cause: err}
+		return "", &requestError{sentinel: ErrKeyInvalid, cause: err}
 	}
 	if x.m.cfg.CheckKey != nil {
 		if err := x.m.cfg.CheckKey(value); err != nil {
-			return &requestError{sentinel: ErrKeyInvalid, cause: err, secret: true}
+			return "", &requestError{sentinel: ErrKeyInvalid, cause: err, secret: true}
 		}
 	}
-	x.key.Value = value
-	return nil
+	return value, nil
 }
 
 // storable reports whether a text column can hold s.
@@ -211,6 +217,7 @@ func (x *exchange) read() *requestError {
 		return &requestError{sentinel: errMisuse, cause: err}
 	}
 	x.claim = x.m.life.claim(x.key, fp)
+	x.claim.compact = x.m.cfg.Endpoint == nil
 	return nil
 }
 

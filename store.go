@@ -74,6 +74,10 @@ type Claim struct {
 	Lease       time.Duration // how long the claim is live without being extended
 	TTL         time.Duration // how long the record lives, from the first reservation
 	Rerun       bool          // may take over an interrupted claim of the same fingerprint
+
+	// compact says that Key's parts are cut from one string which holds nothing else, so
+	// that a store in memory may keep them without a copy.
+	compact bool
 }
 
 // Record is what a [Store] knows of a key.

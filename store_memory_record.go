@@ -42,17 +42,12 @@ type memoryRecord struct {
 }
 
 func newMemoryRecord(c Claim, now time.Duration) *memoryRecord {
-	// The parts are cut from one new string: one allocation for three, and no grip on
-	// a longer string, such as a request's URL, that a part of the key was cut from.
-	tenant, endpoint := len(c.Key.Tenant), len(c.Key.Endpoint)
-	var b strings.Builder
-	b.Grow(tenant + endpoint + len(c.Key.Value))
-	b.WriteString(c.Key.Tenant)
-	b.WriteString(c.Key.Endpoint)
-	b.WriteString(c.Key.Value)
-	parts := b.String()
+	key := c.Key
+	if !c.compact {
+		key = compact(key)
+	}
 	return &memoryRecord{
-		key:         Key{parts[:tenant], parts[tenant : tenant+endpoint], parts[tenant+endpoint:]},
+		key:         key,
 		fingerprint: c.Fingerprint,
 		token:       c.Token,
 		createdAt:   now,
@@ -60,6 +55,14 @@ func newMemoryRecord(c Claim, now time.Duration) *memoryRecord {
 		leaseEnd:    after(now, c.Lease),
 		attempt:     1,
 	}
+}
+
+// compact returns key with its parts cut from one new string: one allocation for three,
+// and no grip on a longer string, such as a request's URL, that a part was cut from.
+func compact(key Key) Key {
+	whole := key.Tenant + key.Endpoint + key.Value
+	end := len(whole) - len(key.Value)
+	return Key{whole[:len(key.Tenant)], whole[len(key.Tenant):end], whole[end:]}
 }
 
 // after is now + d without overflow: a TTL of the longest Duration means for ever.
