@@ -28,7 +28,7 @@ func TestPostgresCompletedWaitsForTheTransaction(t *testing.T) {
 			costReserve(t, s, c, Acquired)
 			tx, err := testdb.Pool(t).Begin(t.Context())
 			require.NoError(t, err)
-			done, err := s.complete(t.Context(), tx, c, costResponse())
+			done, err := s.complete(t.Context(), tx, outcomeOf(c, costResponse()))
 			require.NoError(t, err)
 			require.True(t, done)
 
