@@ -208,10 +208,10 @@ func (a *Attempt) outcome() (resp Response, keep bool) {
 // the handler is done, and until then nobody else may run.
 func (a *Attempt) recordEarly() {
 	resp, keep := a.outcome()
-	if !keep {
+	if final, _ := a.verdict(); !keep || final != undecided { // decided: the claim is lost
 		return
 	}
-	a.stopLease()
+	a.pauseLease()
 	if err := a.write(resp, true); err != nil {
 		a.resumeLease()
 		return

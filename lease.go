@@ -15,6 +15,7 @@ type leaseKeeper struct {
 	liveTo  time.Time // the store keeps the lease at least so long
 	failing bool      // the last renewal got no answer
 	stopped bool
+	ended   bool // stopped for good
 }
 
 func (a *Attempt) keepLease(asked time.Time) {
@@ -25,7 +26,8 @@ func (a *Attempt) keepLease(asked time.Time) {
 	k.timer = time.AfterFunc(a.claim.Lease/3, a.renewLease)
 }
 
-func (a *Attempt) stopLease() {
+// pauseLease stops renewing until resumeLease.
+func (a *Attempt) pauseLease() {
 	k := &a.lease
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -33,13 +35,25 @@ func (a *Attempt) stopLease() {
 	k.timer.Stop()
 }
 
-// resumeLease goes on where stopLease stopped, with a renewal at once.
+// stopLease stops renewing for good: a goroutine that the handler left behind may still
+// pause and resume.
+func (a *Attempt) stopLease() {
+	k := &a.lease
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stopped, k.ended = true, true
+	k.timer.Stop()
+}
+
+// resumeLease goes on where pauseLease stopped, with a renewal at once.
 func (a *Attempt) resumeLease() {
 	k := &a.lease
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.stopped = false
-	k.timer.Reset(0)
+	if !k.ended {
+		k.stopped = false
+		k.timer.Reset(0)
+	}
 }
 
 // renewLease runs in the timer's goroutine. A renewal that gets no answer is tried

@@ -76,7 +76,7 @@ func (t *attemptTx) run(ctx context.Context, fn func(tx pgx.Tx) error) (err erro
 
 	// From here to the commit's end a renewal would meet a claim that is settled, and
 	// take it for lost.
-	a.stopLease()
+	a.pauseLease()
 	if err = t.settle(ctx, resp, keep); err == nil {
 		err = t.commit(ctx, keep)
 	}
