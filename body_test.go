@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io"
 	"math"
@@ -274,6 +275,29 @@ func TestOuterLayerPutsTheBodyBack(t *testing.T) {
 		}))
 		require.Equal(t, "hello", p.post(t, "k", "hello").Body)
 		require.True(t, p.post(t, "k", "hello").replayed())
+	})
+}
+
+// A layer outside that decompresses gives another length than the request announced.
+func TestOuterLayerDecompresses(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		m := newFixture(t, nil).Handler(http.HandlerFunc(echoBody))
+		p := listen(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := gzip.NewReader(r.Body)
+			assert.NoError(t, err)
+			r.Body = body
+			m.ServeHTTP(w, r)
+		}))
+		for _, text := range []string{"x", strings.Repeat("x", 1000)} { // longer and shorter than before
+			var body bytes.Buffer
+			compress := gzip.NewWriter(&body)
+			io.WriteString(compress, text)
+			require.NoError(t, compress.Close())
+			for range 2 {
+				a := p.post(t, fmt.Sprint(len(text)), body.String(), "Content-Encoding", "gzip")
+				require.Equal(t, text, a.Body)
+			}
+		}
 	})
 }
 

@@ -43,8 +43,10 @@ func TestLeaseIsRenewed(t *testing.T) {
 		var cause error
 		h := f.Handler(sleeper(5*time.Minute+time.Second, &cause))
 		first := make(chan answer)
-		go func() { first <- call(h, request("k", "{}")) }()
+		ctx, leave := context.WithCancel(t.Context())
+		go func() { first <- call(h, request("k", "{}").WithContext(ctx)) }()
 		synctest.Wait()
+		leave() // a claim does not depend on its client
 		for range 30 {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
@@ -59,6 +61,48 @@ func TestLeaseIsRenewed(t *testing.T) {
 			require.Equal(t, claim, c.claim, "every call carries the claim and its token")
 		}
 		require.True(t, call(h, request("k", "{}")).replayed())
+	})
+}
+
+// A handler that writes a long response after its claim was lost records nothing, and its
+// lease is not taken up again.
+func TestNothingIsRecordedEarlyAfterTheClaimIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := newFaultStore("Extend", takenOver)
+		f := newFixture(t, store, func(c *idempotency.Config) { c.MaxResponseBytes = 10 })
+		a := call(f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			io.WriteString(w, "eleven bytes")
+			time.Sleep(time.Minute)
+		})), request("k", "{}"))
+		require.Equal(t, "eleven bytes", a.Body)
+		require.Equal(t, idempotency.Unrecorded, f.event(t).Outcome)
+		require.Len(t, store.called("Extend"), 1)
+		require.Empty(t, store.called("Complete"))
+	})
+}
+
+// A goroutine's early record that fails after the handler returned does not take the
+// lease up again.
+func TestNoRenewalAfterALateEarlyRecord(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		settled := make(chan struct{})
+		store := newFaultStore("Complete", func(context.Context, func() error) error {
+			<-settled
+			return idempotency.ErrStoreFull
+		}, works)
+		f := newFixture(t, store, func(c *idempotency.Config) { c.MaxResponseBytes = 10 })
+		h := f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			go io.WriteString(w, "eleven bytes")
+			synctest.Wait() // until it hangs in the store
+		}))
+		require.Equal(t, "eleven bytes", call(h, request("k", "{}")).Body)
+		require.Equal(t, idempotency.Executed, f.event(t).Outcome)
+		close(settled)
+		time.Sleep(time.Minute)
+		require.Empty(t, store.called("Extend"))
+		require.NotContains(t, f.logs.String(), "claim lost")
+		require.Equal(t, "omitted", call(h, request("k", "{}")).Header.Get("Idempotency-Replay"))
 	})
 }
 
