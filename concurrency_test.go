@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/seed-2d1e5f61/idempotency"
-	"github.com/seed-2d1e5f61/idempotency/internal/testdb"
 )
 
 // duplicates is how many clients send one request at the same time, rounds how often
@@ -31,10 +30,7 @@ func TestParallelDuplicatesInMemory(t *testing.T) {
 
 func TestParallelDuplicatesInPostgres(t *testing.T) {
 	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
-		store, err := idempotency.NewPostgresStore(testdb.Pool(t), idempotency.PostgresConfig{Table: testdb.Table(t)})
-		require.NoError(t, err)
-		require.NoError(t, store.Migrate(t.Context()))
-		sendDuplicates(t, store, listen)
+		sendDuplicates(t, newPgFixture(t), listen)
 	})
 }
 

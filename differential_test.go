@@ -202,34 +202,44 @@ func echo(w http.ResponseWriter, r *http.Request) {
 // first answer, but for what belongs to one message.
 func TestAnswersEqualTheBareHandlers(t *testing.T) {
 	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
-		bare := listen(byName(nil))
-		wrapped := listen(byName(newFixture(t, nil).Handler))
-		for name := range handlers {
-			t.Run(name, func(t *testing.T) {
-				want := exchangeNamed(t, bare, name)
-				got := exchangeNamed(t, wrapped, name)
-				require.Equal(t, want.Status, got.Status)
-				require.Equal(t, want.Body, got.Body)
-				require.Equal(t, want.BodyErr == nil, got.BodyErr == nil)
-				require.Equal(t, want.Trailer, got.Trailer)
-				if want.Header.Get("Content-Length") == "" {
-					got.Header.Del("Content-Length") // the whole response was there before it was sent
-				}
-				require.Equal(t, want.Header, got.Header)
-
-				again := exchangeNamed(t, wrapped, name)
-				require.True(t, again.replayed())
-				require.Equal(t, got.Status, again.Status)
-				require.Equal(t, recordedFields(got, again), recordedFields(again, got))
-				if again.Header.Get("Idempotency-Replay") == "omitted" {
-					require.Greater(t, len(got.Body), 1<<20)
-					require.Empty(t, again.Body)
-					return
-				}
-				require.Equal(t, got.Body, again.Body)
-			})
-		}
+		compareWithBare(t, &idempotency.MemoryStore{}, listen)
 	})
+}
+
+func TestAnswersFromPostgresEqualTheBareHandlers(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		compareWithBare(t, newPgFixture(t), listen)
+	})
+}
+
+func compareWithBare(t *testing.T, store idempotency.Store, listen listenFunc) {
+	bare := listen(byName(nil))
+	wrapped := listen(byName(newFixture(t, store).Handler))
+	for name := range handlers {
+		t.Run(name, func(t *testing.T) {
+			want := exchangeNamed(t, bare, name)
+			got := exchangeNamed(t, wrapped, name)
+			require.Equal(t, want.Status, got.Status)
+			require.Equal(t, want.Body, got.Body)
+			require.Equal(t, want.BodyErr == nil, got.BodyErr == nil)
+			require.Equal(t, want.Trailer, got.Trailer)
+			if want.Header.Get("Content-Length") == "" {
+				got.Header.Del("Content-Length") // the whole response was there before it was sent
+			}
+			require.Equal(t, want.Header, got.Header)
+
+			again := exchangeNamed(t, wrapped, name)
+			require.True(t, again.replayed())
+			require.Equal(t, got.Status, again.Status)
+			require.Equal(t, recordedFields(got, again), recordedFields(again, got))
+			if again.Header.Get("Idempotency-Replay") == "omitted" {
+				require.Greater(t, len(got.Body), 1<<20)
+				require.Empty(t, again.Body)
+				return
+			}
+			require.Equal(t, got.Body, again.Body)
+		})
+	}
 }
 
 // byName serves the handler that the request names, through wrap.
