@@ -17,12 +17,12 @@ import (
 // each. With fewer callers each goes alone, at once; nothing waits for company.
 
 const (
-	// aloneCallers may be in a statement of their own at the same time. Up to there
-	// PostgreSQL runs them side by side better than one behind the other.
-	aloneCallers = 16
-	// groupWriters is how many statements are under way when callers queue: one is sent
-	// and filled while the other is committed.
-	groupWriters = 2
+	// aloneWriters is how many statements are under way at most while there are few
+	// callers: up to there PostgreSQL runs them side by side better than together.
+	aloneWriters = 16
+	// crowdWriters is how many there are in a crowd: one is filled and sent while the
+	// other is committed, and each takes as many calls along as it can.
+	crowdWriters = 2
 	// groupMax bounds a statement.
 	groupMax = 512
 )
@@ -37,6 +37,7 @@ type group[In, Out any] struct {
 
 	mu     sync.Mutex
 	inside int // callers, whether queued or in a statement
+	crowd  int // the average of inside over some 16 calls, times 16
 	busy   int // statements under way
 	queue  []*groupCall[In, Out]
 }
@@ -70,19 +71,29 @@ func (g *group[In, Out]) do(ctx context.Context, in In) (out Out, err error) {
 	return call.out, nil
 }
 
-// enter returns nil if the caller may go alone, or its place in the queue. It goes alone
-// while there are few, or a writer is free; never past others who queue.
+// enter returns nil if the caller may go alone, or its place in the queue. Nobody goes
+// past others who queue.
 func (g *group[In, Out]) enter(ctx context.Context, in In) *groupCall[In, Out] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.inside++
-	if len(g.queue) == 0 && (g.inside <= aloneCallers || g.busy < groupWriters) {
+	g.crowd += g.inside - g.crowd/16
+	if len(g.queue) == 0 && g.busy < g.writers() {
 		g.busy++
 		return nil
 	}
 	call := &groupCall[In, Out]{ctx: ctx, in: g.keep(in), done: make(chan struct{})}
 	g.queue = append(g.queue, call)
 	return call
+}
+
+// writers is how many statements may be under way. It follows the average, because
+// callers come in waves: those whose claims were made together complete them together.
+func (g *group[In, Out]) writers() int {
+	if g.crowd/16 > aloneWriters {
+		return crowdWriters
+	}
+	return aloneWriters
 }
 
 func (g *group[In, Out]) leave() {
@@ -97,7 +108,7 @@ func (g *group[In, Out]) finish() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.busy--
-	if len(g.queue) == 0 || g.busy >= groupWriters {
+	if len(g.queue) == 0 || g.busy >= g.writers() {
 		return
 	}
 	n := min(len(g.queue), groupMax)

@@ -67,8 +67,8 @@ func TestGroupLetsAFewCallersGoAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStatementsOf()
 		began := time.Now()
-		s.call(t, aloneCallers)
-		require.EqualValues(t, aloneCallers, s.alone.Load())
+		s.call(t, aloneWriters)
+		require.EqualValues(t, aloneWriters, s.alone.Load())
 		require.Zero(t, s.together.Load())
 		require.Equal(t, time.Second, time.Since(began), "they went one after the other")
 	})
@@ -80,9 +80,9 @@ func TestGroupLetsManyCallersShare(t *testing.T) {
 		s := newStatementsOf()
 		began := time.Now()
 		s.call(t, 300)
-		require.EqualValues(t, aloneCallers, s.alone.Load())
+		require.EqualValues(t, aloneWriters, s.alone.Load())
 		require.EqualValues(t, 1, s.together.Load())
-		require.Equal(t, 300-aloneCallers, s.largest)
+		require.Equal(t, 300-aloneWriters, s.largest)
 		require.Equal(t, 2*time.Second, time.Since(began))
 		require.Equal(t, []any{0, 0, 0}, []any{s.inside, s.busy, len(s.queue)}, "it does not come to rest")
 	})
@@ -93,7 +93,7 @@ func TestGroupOfACallerThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStatementsOf()
 		var wg sync.WaitGroup
-		wg.Go(func() { s.call(t, aloneCallers+10) })
+		wg.Go(func() { s.call(t, aloneWriters+10) })
 		synctest.Wait()
 
 		// One is gone before its statement is sent, another while it is under way.
