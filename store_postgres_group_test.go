@@ -113,6 +113,40 @@ func TestGroupOfACallerThatLeaves(t *testing.T) {
 	})
 }
 
+// The statement is nobody's own: whoever leaves takes it from none of the others.
+func TestGroupWhoseFirstCallerLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStatementsOf()
+		var wg sync.WaitGroup
+		wg.Go(func() { s.call(t, aloneWriters) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second/2)
+		defer cancel()
+		wg.Go(func() {
+			if _, err := s.do(ctx, 1000); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() { s.call(t, 10) })
+		wg.Wait()
+		require.EqualValues(t, 1, s.together.Load())
+		require.EqualValues(t, aloneWriters, s.alone.Load(), "the others were left without their statement")
+	})
+}
+
+// A caller that has left may use its body for something else.
+func TestSharedStatementsKeepTheirOwnBodies(t *testing.T) {
+	t.Parallel()
+	s, err := NewPostgresStore(new(pgxpool.Pool), PostgresConfig{})
+	require.NoError(t, err)
+	body := []byte("charged")
+	kept := s.completions.keep(outcomeOf(claimOf("k"), Response{Body: body}))
+	clear(body)
+	require.Equal(t, "charged", string(kept.body))
+}
+
 func TestGroupFallsBackToSingleStatements(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
