@@ -165,6 +165,12 @@ bring_pgbouncer() {
 	export IDEMPOTENCY_TEST_PGBOUNCER_URL="postgres://postgres:$password@127.0.0.1:$port/postgres?sslmode=disable"
 }
 
+# ---- Redis, of which tests start servers of their own
+
+bring_redis() {
+	command -v redis-server >/dev/null || bring redis redis-server
+}
+
 # ---- the checks
 
 # run starts a command in a process group of its own, so that a signal to this script
@@ -202,6 +208,7 @@ if [ "${1:-}" = -- ]; then
 	shift
 	bring_postgres
 	bring_pgbouncer
+	bring_redis
 	"$@"
 	exit
 fi
@@ -210,6 +217,7 @@ command -v cc >/dev/null || bring gcc gcc libc6-dev # the race detector needs it
 check_format
 bring_postgres
 bring_pgbouncer
+bring_redis
 find . -name go.mod | sort | while read -r mod; do dirname "$mod"; done >"$dir/modules"
 while read -r module; do
 	check_module "$module"
