@@ -1,10 +1,12 @@
 package idempotency
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -97,6 +99,7 @@ type requestError struct {
 	status     int   // 0: the sentinel's
 	retryAfter int   // seconds; 0: none
 	docsURL    string
+	header     string // Config.Header, which a client is told to send
 }
 
 func (e *requestError) Error() string {
@@ -167,6 +170,7 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	w.WriteHeader(p.status)
 
 	// Encoding these fields cannot fail, and a client that is gone cannot be told.
-	body, _ := json.Marshal(problemJSON{typeURL, p.title, p.status, p.detail, p.code})
+	detail := strings.Replace(p.detail, defaultHeader, cmp.Or(e.header, defaultHeader), 1)
+	body, _ := json.Marshal(problemJSON{typeURL, p.title, p.status, detail, p.code})
 	w.Write(append(body, '\n'))
 }

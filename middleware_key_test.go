@@ -137,7 +137,9 @@ func TestHeaderNamesTheField(t *testing.T) {
 	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
 		h := &charges{}
 		p := listen(newFixture(t, nil, func(c *idempotency.Config) { c.Header = "x-request-KEY" }).Handler(h))
-		requireProblem(t, p.post(t, "k", "{}"), http.StatusBadRequest, "idempotency_key_missing")
+		a := p.post(t, "k", "{}")
+		requireProblem(t, a, http.StatusBadRequest, "idempotency_key_missing")
+		require.Contains(t, a.Body, "X-Request-Key header", "a client looks for the field to send")
 		require.Equal(t, http.StatusCreated, p.post(t, "", "{}", "X-Request-Key", "k").Status)
 		require.True(t, p.post(t, "", "{}", "X-Request-Key", "k").replayed())
 		require.EqualValues(t, 1, h.Load())

@@ -155,7 +155,7 @@ func (x *exchange) answer(outcome Outcome, rec Record, failure *requestError) {
 }
 
 func (x *exchange) fail(failure *requestError) {
-	failure.docsURL = x.m.cfg.DocsURL
+	failure.docsURL, failure.header = x.m.cfg.DocsURL, x.m.cfg.Header
 	if failure.retryAfter > 0 {
 		x.w.Header().Set("Retry-After", strconv.Itoa(failure.retryAfter))
 	}
