@@ -49,7 +49,7 @@ func New(store Store, cfg Config) (*Middleware, error) {
 
 // Handler wraps next. As a method value it is a func(http.Handler) http.Handler and
 // fits any router. Layers that authenticate belong outside of it; what must be equal
-// on a replay belongs inside.
+// on a replay belongs inside. Trailers of a response are neither sent nor recorded.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(m.cfg.Methods, r.Method) {
@@ -173,7 +173,7 @@ func (x *exchange) clientKey() (string, *requestError) {
 	case len(lines) == 0 && x.m.cfg.KeyOptional:
 		return "", nil
 	case len(lines) == 0:
-		return "", &requestError{sentinel: ErrKeyMissing, docsURL: x.m.cfg.DocsURL}
+		return "", &requestError{sentinel: ErrKeyMissing}
 	case len(lines) > 1:
 		// Two equal ones too: what merged them may have merged two requests.
 		return "", &requestError{sentinel: ErrKeyInvalid, cause: errors.New("more than one line")}
