@@ -56,6 +56,23 @@ func TestClientLeavesWhileTheHandlerRuns(t *testing.T) {
 	})
 }
 
+// A layer outside that gives up on a handler is a client that leaves.
+func TestTimeoutHandlerOutside(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		h, _, finish := occupied(&charges{})
+		f := newFixture(t, nil)
+		p := listen(http.TimeoutHandler(f.Handler(h), 20*time.Millisecond, "too slow"))
+		a := p.post(t, "k", "{}")
+		require.Equal(t, http.StatusServiceUnavailable, a.Status)
+		require.Equal(t, "too slow", a.Body)
+		finish()
+		require.Equal(t, idempotency.Executed, f.event(t).Outcome)
+		a = call(f.Handler(h), request("k", "{}"))
+		require.Equal(t, http.StatusCreated, a.Status)
+		require.True(t, a.replayed())
+	})
+}
+
 // If the client is gone before the reserve, nothing is reserved.
 func TestClientGoneBeforeTheReserve(t *testing.T) {
 	t.Parallel()

@@ -175,6 +175,7 @@ func TestResponseOverTheLimit(t *testing.T) {
 					h.Add(1)
 					w.Header().Set("Location", "/charges/1")
 					w.Header().Set("Content-Type", "text/csv")
+					w.Header().Set("Content-Encoding", "identity")
 					w.Header().Set("ETag", `"1"`)
 					w.WriteHeader(http.StatusCreated)
 					for _, c := range body {
@@ -197,6 +198,7 @@ func TestResponseOverTheLimit(t *testing.T) {
 				if len(body) > 10 {
 					require.Equal(t, "omitted", again.Header.Get("Idempotency-Replay"))
 					require.NotContains(t, again.Header, "Content-Type")
+					require.NotContains(t, again.Header, "Content-Encoding")
 					require.Empty(t, again.Body)
 					return
 				}
@@ -316,5 +318,23 @@ func TestWritePastTheDeclaredLength(t *testing.T) {
 		require.True(t, again.replayed())
 		require.Equal(t, "hello", again.Body)
 		require.NoError(t, again.BodyErr)
+	})
+}
+
+// Trailers come behind the response that is recorded: they are neither sent nor kept.
+func TestNoTrailers(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		p := listen(newFixture(t, nil).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Trailer", "X-Sum")
+			io.WriteString(w, "x")
+			w.Header().Set("X-Sum", "1")
+			w.Header().Set(http.TrailerPrefix+"X-More", "1")
+		})))
+		for range 2 {
+			a := p.post(t, "k", "{}")
+			require.Equal(t, "x", a.Body)
+			require.Empty(t, a.Trailer.Get("X-Sum"))
+			require.Empty(t, a.Trailer.Get("X-More"))
+		}
 	})
 }
