@@ -240,23 +240,6 @@ func TestHandlerTimeout(t *testing.T) {
 	})
 }
 
-// What the handler started on its context ends with the attempt.
-func TestContextEndsWithTheAttempt(t *testing.T) {
-	t.Parallel()
-	for _, timeout := range []time.Duration{0, time.Hour} {
-		f := newFixture(t, nil, func(c *idempotency.Config) { c.HandlerTimeout = timeout })
-		var ctx, child context.Context
-		call(f.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			ctx = r.Context()
-			var cancel context.CancelFunc
-			child, cancel = context.WithTimeout(ctx, time.Hour)
-			t.Cleanup(cancel)
-		})), request("k", "{}"))
-		require.ErrorIs(t, ctx.Err(), context.Canceled)
-		closed(t, child.Done())
-	}
-}
-
 // The ordinary request costs no goroutine beside its own.
 func TestNoGoroutinePerRequest(t *testing.T) {
 	const requests = 50

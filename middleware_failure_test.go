@@ -82,6 +82,7 @@ func TestClientGoneBeforeTheReserve(t *testing.T) {
 	cancel()
 	a := call(f.Handler(h), request("k", "{}").WithContext(ctx))
 	require.Empty(t, a.Body)
+	require.NoError(t, f.Drain(t.Context()))
 	require.Zero(t, h.Load())
 	require.Empty(t, store.called())
 	e := f.event(t)
