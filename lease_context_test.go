@@ -57,8 +57,8 @@ func TestRunContextAskedAfterItsEnd(t *testing.T) {
 			}
 			c.end(cause)
 			c.end(context.DeadlineExceeded) // comes too late
-			<-c.Done()
 			require.Equal(t, context.Canceled, c.Err(), name)
+			<-c.Done()
 			require.Equal(t, want, context.Cause(c), name)
 		}
 	}
