@@ -219,6 +219,12 @@ func (a *Attempt) recordEarly() {
 	a.finish(recorded, nil)
 }
 
+// end makes sure that nothing of an attempt goes on which is over, settled or not.
+func (a *Attempt) end() {
+	a.stopLease()
+	a.ctx.end(nil)
+}
+
 // settle ends the attempt: it stops the lease and, unless the outcome stands already,
 // records resp or frees the key. It is called once.
 func (a *Attempt) settle(resp Response, keep bool) (Outcome, error) {

@@ -156,9 +156,7 @@ func write[T string | []byte](rec *recorder, p T) (int, error) {
 func (rec *recorder) stream() {
 	rec.overflown = true
 	rec.sniff(false)
-	rec.mu.Unlock() // writing the record is I/O
-	rec.attempt.recordEarly()
-	rec.mu.Lock()
+	rec.recordEarly()
 	if rec.sealed != nil { // the handler returned meanwhile
 		return
 	}
@@ -166,6 +164,13 @@ func (rec *recorder) stream() {
 	rec.outer = maps.Clone(rec.outer) // send changes the map; the record may be tried again
 	rec.send()
 	rec.body = nil
+}
+
+// recordEarly is called with mu held, which it frees for as long as the store is at work.
+func (rec *recorder) recordEarly() {
+	rec.mu.Unlock()
+	defer rec.mu.Lock() // also if Config.Keep or the store panics
+	rec.attempt.recordEarly()
 }
 
 // FlushError freezes status and header, and returns nil: what is kept back stays so

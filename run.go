@@ -45,6 +45,7 @@ func (x *exchange) run(rec Record, asked time.Time) {
 
 // conclude records what became of the run, then sends it.
 func (x *exchange) conclude(a *Attempt, returned bool) {
+	defer a.end() // also if Config.Keep panics: a lease renewed for ever would keep the key
 	resp, keep := Response{Status: http.StatusInternalServerError}, true
 	if returned {
 		a.rec.finish()
