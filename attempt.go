@@ -219,6 +219,20 @@ func (a *Attempt) recordEarly() {
 	a.finish(recorded, nil)
 }
 
+// recordedEarly reports whether an early record was written after all, though its reply was
+// lost: then it, and nobody else, is why the claim is not ours any more.
+func (a *Attempt) recordedEarly() bool {
+	if a.rec == nil || !a.rec.started() {
+		return false
+	}
+	resp, keep := a.outcome()
+	if !keep || a.write(resp, true) != nil {
+		return false
+	}
+	a.finish(recorded, nil)
+	return true
+}
+
 // end makes sure that nothing of an attempt goes on which is over, settled or not.
 func (a *Attempt) end() {
 	a.stopLease()

@@ -105,7 +105,7 @@ func (a *Attempt) renewLease() {
 		k.timer.Reset(next)
 	}
 	k.mu.Unlock()
-	if lostClaim {
+	if lostClaim && !a.recordedEarly() {
 		a.lose()
 	}
 }

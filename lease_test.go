@@ -106,6 +106,23 @@ func TestNoRenewalAfterALateEarlyRecord(t *testing.T) {
 	})
 }
 
+// An early record whose reply was lost is not taken for somebody else's claim.
+func TestEarlyRecordWhoseReplyWasLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := newFaultStore("Complete", replyLost, replySilent, replySilent, works)
+		f := newFixture(t, store, func(c *idempotency.Config) { c.MaxResponseBytes = 10 })
+		var cause error
+		h := f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, "eleven bytes")
+			sleeper(time.Minute, &cause).ServeHTTP(w, r)
+		}))
+		require.Equal(t, "eleven bytes", call(h, request("k", "{}")).Body)
+		require.NoError(t, cause)
+		require.Equal(t, idempotency.Executed, f.event(t).Outcome)
+		require.Equal(t, "omitted", call(h, request("k", "{}")).Header.Get("Idempotency-Replay"))
+	})
+}
+
 // A fast handler costs no renewal, and none comes after it.
 func TestNoRenewalAfterTheHandler(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -173,6 +190,7 @@ func TestHandlerLearnsThatItsClaimIsLost(t *testing.T) {
 		require.ErrorIs(t, cause, idempotency.ErrClaimLost)
 		require.Empty(t, store.called("Complete", "Release"))
 		require.Equal(t, idempotency.Unrecorded, f.event(t).Outcome)
+		synctest.Wait()
 		require.Contains(t, f.logs.String(), `"level":"WARN"`)
 		time.Sleep(time.Hour)
 		require.Len(t, store.called("Extend"), 2, "renewed after it was lost")
