@@ -130,7 +130,7 @@ func (a *Attempt) enterTx() error {
 		return errNested
 	case a.final == lost:
 		return ErrClaimLost
-	case a.final != undecided, a.rec != nil && a.rec.started():
+	case a.final != undecided:
 		return errDecided
 	}
 	a.inTx = true

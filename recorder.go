@@ -251,11 +251,16 @@ func (rec *recorder) abort() {
 	rec.sealed = cmp.Or(rec.sealed, errLateWrite)
 }
 
-// written reports whether there is a response.
-func (rec *recorder) written() bool {
+// whole makes what has been written so far the whole response, and reports whether there
+// is one.
+func (rec *recorder) whole() bool {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
-	return rec.status != 0
+	if rec.status == 0 {
+		return false
+	}
+	rec.sniff(false)
+	return true
 }
 
 // started reports whether the response is being sent, and cannot be taken back.
@@ -274,12 +279,16 @@ type recorderMark struct {
 	body   int
 }
 
-// hold keeps the whole response back, however long, until unhold.
-func (rec *recorder) hold() recorderMark {
+// hold keeps the whole response back, however long, until unhold. It fails if the
+// response is being sent already, and cannot be taken back.
+func (rec *recorder) hold() (mark recorderMark, ok bool) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
+	if rec.overflown {
+		return mark, false
+	}
 	rec.holding = true
-	return recorderMark{rec.header.Clone(), slices.Clone(rec.frozen), rec.status, rec.length, len(rec.body)}
+	return recorderMark{rec.header.Clone(), slices.Clone(rec.frozen), rec.status, rec.length, len(rec.body)}, true
 }
 
 // unhold ends hold, and with back makes the response what it was.
@@ -287,7 +296,7 @@ func (rec *recorder) unhold(mark recorderMark, back bool) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	rec.holding = false
-	if back {
+	if back && rec.sealed == nil { // sealed: a goroutine's transaction has outlived the handler
 		setHeader(rec.header, mark.header)
 		rec.frozen, rec.status, rec.length = mark.frozen, mark.status, mark.length
 		rec.body = rec.body[:mark.body]
@@ -298,6 +307,5 @@ func (rec *recorder) unhold(mark recorderMark, back bool) {
 func (rec *recorder) seal(err error) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
-	rec.sniff(false)
 	rec.sealed = err
 }

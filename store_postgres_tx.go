@@ -44,7 +44,11 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(tx pgx.Tx) error) erro
 	}
 	t := attemptTx{store: s, attempt: a}
 	if a.rec != nil {
-		t.mark = a.rec.hold()
+		var ok bool
+		if t.mark, ok = a.rec.hold(); !ok {
+			a.leaveTx()
+			return errDecided
+		}
 	}
 	defer t.leave() // also when fn panics
 	return t.run(ctx, fn)
@@ -69,7 +73,7 @@ func (t *attemptTx) run(ctx context.Context, fn func(tx pgx.Tx) error) (err erro
 		return err
 	}
 	a := t.attempt
-	if a.rec != nil && !a.rec.written() {
+	if a.rec != nil && !a.rec.whole() {
 		return ErrNoResponse
 	}
 	resp, keep := a.outcome()
