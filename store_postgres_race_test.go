@@ -152,8 +152,7 @@ func TestPostgresRetriesSerializationFailures(t *testing.T) {
 	name := t.Name()
 	f := newPgFixture(t, seen.trace, runtimeParam("default_transaction_isolation", "repeatable read"),
 		runtimeParam("application_name", name))
-	tx, err := testdb.Pool(t).Begin(t.Context())
-	require.NoError(t, err)
+	tx := testdb.Begin(t, testdb.Pool(t))
 	c := pgClaim("contended")
 	requireState(t, idempotency.Acquired, f.on(t, tx), c)
 
@@ -220,8 +219,7 @@ func TestPostgresRetriesDeadlocksButNotForever(t *testing.T) {
 func TestPostgresReserveGivesUpWithItsContext(t *testing.T) {
 	t.Parallel()
 	f := newPgFixture(t, runtimeParam("application_name", t.Name()))
-	tx, err := testdb.Pool(t).Begin(t.Context())
-	require.NoError(t, err)
+	tx := testdb.Begin(t, testdb.Pool(t))
 	c := pgClaim("waited for")
 	requireState(t, idempotency.Acquired, f.on(t, tx), c)
 

@@ -80,12 +80,15 @@ func TestPostgresMigratesAtOnce(t *testing.T) {
 	for _, isolation := range []string{"read committed", "serializable"} {
 		t.Run(isolation, func(t *testing.T) {
 			t.Parallel()
-			pool := testdb.Pool(t, maxConns(32), runtimeParam("default_transaction_isolation", isolation))
-			table := testdb.Table(t)
+			pool := testdb.PoolAt(t, testdb.Database(t), maxConns(32), runtimeParam("default_transaction_isolation", isolation))
+			_, err := pool.Exec(t.Context(), `CREATE SEQUENCE runs;
+				CREATE FUNCTION count_run() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('runs'); END $$;
+				CREATE EVENT TRIGGER count_run ON ddl_command_start WHEN TAG IN ('CREATE INDEX') EXECUTE FUNCTION count_run()`)
+			require.NoError(t, err)
 			var wg sync.WaitGroup
 			for range 80 {
 				wg.Go(func() {
-					s, err := idempotency.NewPostgresStore(pool, idempotency.PostgresConfig{Table: table})
+					s, err := idempotency.NewPostgresStore(pool, idempotency.PostgresConfig{})
 					if err == nil {
 						err = s.Migrate(t.Context())
 					}
@@ -98,6 +101,9 @@ func TestPostgresMigratesAtOnce(t *testing.T) {
 				})
 			}
 			wg.Wait()
+			var runs int
+			require.NoError(t, pool.QueryRow(t.Context(), "SELECT last_value FROM runs WHERE is_called").Scan(&runs))
+			require.Equal(t, 1, runs, "a lock on the table that was not needed")
 		})
 	}
 }
@@ -107,10 +113,8 @@ func TestPostgresMigratesAtOnce(t *testing.T) {
 func TestPostgresMigrateOfACurrentTableTakesNoLock(t *testing.T) {
 	t.Parallel()
 	f := newPgFixture(t)
-	tx, err := f.pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer tx.Rollback(t.Context())
-	_, err = tx.Exec(t.Context(), "LOCK TABLE "+f.table+" IN ACCESS EXCLUSIVE MODE")
+	tx := testdb.Begin(t, f.pool)
+	_, err := tx.Exec(t.Context(), "LOCK TABLE "+f.table+" IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -121,8 +121,7 @@ func TestPostgresSweepWaitsForNobody(t *testing.T) {
 	f.lapse(t)
 	f.expire(t)
 
-	tx, err := f.pool.Begin(t.Context())
-	require.NoError(t, err)
+	tx := testdb.Begin(t, f.pool)
 	next := rival(c)
 	requireState(t, idempotency.Acquired, f.on(t, tx), next)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -246,10 +245,8 @@ func TestRunSweeperEndsWithItsContext(t *testing.T) { // not parallel: it has th
 // While an old snapshot is open, the index leads to all that was deleted since.
 func BenchmarkPostgresSweepUnderAnOldSnapshot(b *testing.B) {
 	f := newPgFixture(b)
-	old, err := testdb.Pool(b).Begin(b.Context())
-	require.NoError(b, err)
-	defer old.Rollback(context.Background())
-	_, err = old.Exec(b.Context(), "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+	old := testdb.Begin(b, testdb.Pool(b))
+	_, err := old.Exec(b.Context(), "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1")
 	require.NoError(b, err)
 	f.addDead(b, 1000*b.N)
 	b.ResetTimer()

@@ -441,10 +441,8 @@ func TestPostgresClockIsTheServers(t *testing.T) {
 func TestPostgresLeaseCountsFromTheStatement(t *testing.T) {
 	t.Parallel()
 	f := newPgFixture(t)
-	tx, err := f.pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer tx.Rollback(t.Context())
-	_, err = tx.Exec(t.Context(), "SELECT pg_sleep(0.05)")
+	tx := testdb.Begin(t, f.pool)
+	_, err := tx.Exec(t.Context(), "SELECT pg_sleep(0.05)")
 	require.NoError(t, err)
 	requireState(t, idempotency.Acquired, f.on(t, tx), pgClaim("in an old transaction"))
 	var shortened bool

@@ -71,6 +71,17 @@ func PoolAt(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpo
 	return pool
 }
 
+// Begin begins a transaction that is rolled back with the test, if it is still open.
+func Begin(t testing.TB, pool *pgxpool.Pool) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
 // Table returns the name of a table that no other test uses, and drops that table, if
 // there is one, with the test.
 func Table(t testing.TB) string {
