@@ -79,6 +79,13 @@ var handlers = map[string]http.HandlerFunc{
 		w.Header()["Content-Language"] = []string{"de", "en,fr"}
 		w.WriteHeader(http.StatusCreated)
 	},
+	"twenty lines": func(w http.ResponseWriter, _ *http.Request) {
+		for n := range 20 {
+			w.Header().Add("Link", fmt.Sprintf("</%d>", n))
+			w.Header().Add(fmt.Sprint("X-Line-", n), "1")
+		}
+		io.WriteString(w, "x")
+	},
 	"every recorded field": func(w http.ResponseWriter, _ *http.Request) {
 		for _, name := range idempotency.DefaultReplayHeaders {
 			w.Header().Set(name, "1")
