@@ -100,10 +100,12 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 }
 
 // migrate lets in one process at a time, and each sees what the one before has done.
-// The lock ends with the transaction, so it holds behind a pooler too.
+// The lock ends with the transaction, so it holds behind a pooler too. The look at a
+// relation behind it makes the session hear of what others have created: it may still
+// remember that there was no such table.
 func (s *PostgresStore) migrate(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, fmt.Sprintf(
-		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock(%d)", s.table.lock()))
+		"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock(%d); SELECT FROM pg_description LIMIT 0", s.table.lock()))
 	if err != nil {
 		return err
 	}
