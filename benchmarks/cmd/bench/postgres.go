@@ -1,0 +1,347 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/seed-2d1e5f61/idempotency"
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/load"
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/measure"
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/tempdb"
+)
+
+// connections is the size of every pool, and how many pgbench has at most.
+const connections = 16
+
+var callerCounts = []int{1, 4, 16, 64, 256}
+
+// postgres is a database of its own with a table for each case.
+type postgres struct {
+	url        string
+	drop       func() error
+	pool       *pgxpool.Pool
+	sql        *statements
+	grouped    http.Handler
+	alone      http.Handler
+	large      http.Handler // over many live records
+	stores     []*idempotency.PostgresStore
+	replayed   string // a key that is recorded in every store
+	replayedID pgtype.UUID
+	pgbench    string // "" if there is none
+	dir        string // of pgbench's script
+	left       []string
+	many       int
+}
+
+// statements hears what the store sends, so that what it is compared to sends the same.
+type statements struct {
+	mu   sync.Mutex
+	sent []string
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.sent) < 100 && !slices.Contains(s.sent, data.SQL) {
+		s.sent = append(s.sent, data.SQL)
+	}
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// find returns the statement on table that begins with verb.
+func (s *statements) find(verb, table string) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sql := range s.sent {
+		if strings.HasPrefix(sql, verb) && strings.Contains(sql, table) {
+			return sql, nil
+		}
+	}
+	return "", fmt.Errorf("the store has sent no %s", verb)
+}
+
+func openPostgres(ctx context.Context, server string, many int) (_ *postgres, err error) {
+	p := &postgres{sql: new(statements), replayed: load.NewKey(), many: many}
+	if p.url, p.drop, err = tempdb.Create(ctx, server); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	if p.dir, err = os.MkdirTemp("", "idempotency-bench"); err != nil {
+		return nil, err
+	}
+	if p.pool, err = newPool(ctx, p.url, p.sql); err != nil {
+		return nil, err
+	}
+	for handler, cfg := range map[*http.Handler]idempotency.PostgresConfig{
+		&p.grouped: {Table: "grouped"}, &p.alone: {Table: "alone", Ungrouped: true}, &p.large: {Table: "large"},
+	} {
+		if *handler, err = p.protect(ctx, cfg); err != nil {
+			return nil, err
+		}
+	}
+	if err = p.fill(ctx); err != nil {
+		return nil, err
+	}
+	if err = p.pool.QueryRow(ctx, "SELECT id FROM grouped WHERE key = $1", p.replayed).Scan(&p.replayedID); err != nil {
+		return nil, err
+	}
+	if p.pgbench = findPgbench(); p.pgbench == "" {
+		p.left = append(p.left, "pgbench: not installed")
+	} else {
+		err = p.writeScript()
+	}
+	return p, err
+}
+
+func newPool(ctx context.Context, url string, tracer pgx.QueryTracer) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns, cfg.MinConns, cfg.ConnConfig.Tracer = connections, connections, tracer
+	return pgxpool.NewWithConfig(ctx, cfg)
+}
+
+// protect puts a store on a table and has it serve a key, and the same again.
+func (p *postgres) protect(ctx context.Context, cfg idempotency.PostgresConfig) (http.Handler, error) {
+	store, err := idempotency.NewPostgresStore(p.pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Migrate(ctx); err != nil {
+		return nil, err
+	}
+	p.stores = append(p.stores, store)
+	handler, err := load.Middleware(store, load.Handler)
+	if err != nil {
+		return nil, err
+	}
+	client := load.NewClient(handler)
+	return handler, errors.Join(client.Expect(p.replayed, false), client.Expect(p.replayed, true))
+}
+
+// fill gives one table many live records, like the one in it.
+func (p *postgres) fill(ctx context.Context) error {
+	_, err := p.pool.Exec(ctx, `INSERT INTO large SELECT (r).* FROM (
+			SELECT jsonb_populate_record(t, jsonb_build_object('id', gen_random_uuid(), 'key', n)) AS r
+			FROM large AS t, generate_series(1, $1::bigint) AS n) AS filled`, p.many)
+	if err == nil {
+		_, err = p.pool.Exec(ctx, "VACUUM ANALYZE large")
+	}
+	return err
+}
+
+func (p *postgres) close() error {
+	if p.pool != nil {
+		p.pool.Close()
+	}
+	os.RemoveAll(p.dir)
+	return p.drop()
+}
+
+func (p *postgres) cases() []measure.Case {
+	var cases []measure.Case
+	add := func(op, by string, callers int, run func(context.Context, time.Duration, int) (measure.Sample, error)) {
+		cases = append(cases, measure.Case{
+			Name: postgresName(op, by, callers),
+			Run: func(ctx context.Context, d time.Duration) (measure.Sample, error) {
+				return run(ctx, d, callers)
+			},
+		})
+	}
+	for _, callers := range callerCounts {
+		add("fresh", "grouped", callers, fresh(p.grouped))
+		add("fresh", "alone", callers, fresh(p.alone))
+		if p.pgbench != "" {
+			add("fresh", "pgbench", callers, p.runPgbench)
+		}
+	}
+	add("replay", "grouped", connections, p.replay(p.grouped))
+	add("replay", "select", connections, p.selectOne)
+	add("fresh-live", "grouped", connections, fresh(p.large))
+	add("replay-live", "grouped", connections, p.replay(p.large))
+	add("hot", "grouped", 200, p.hotKey)
+	return cases
+}
+
+func postgresName(op, by string, callers int) string {
+	return fmt.Sprintf("Postgres/op=%s/by=%s/callers=%d", op, by, callers)
+}
+
+// together has callers at work until d is over.
+func together(ctx context.Context, d time.Duration, callers int, work func() error) (s measure.Sample, err error) {
+	var ops atomic.Int64
+	errs := make(chan error, callers)
+	addErr := s.Add(func() (int, error) {
+		var wg sync.WaitGroup
+		for end := time.Now().Add(d); callers > 0; callers-- {
+			wg.Go(func() {
+				for time.Now().Before(end) && ctx.Err() == nil {
+					if err := work(); err != nil {
+						errs <- err
+						return
+					}
+					ops.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		return int(ops.Load()), nil
+	})
+	close(errs)
+	for e := range errs {
+		return s, e
+	}
+	return s, errors.Join(addErr, ctx.Err())
+}
+
+// clients hands out a client to each caller at a time.
+func clients(h http.Handler) *sync.Pool {
+	return &sync.Pool{New: func() any { return load.NewClient(h) }}
+}
+
+func fresh(h http.Handler) func(context.Context, time.Duration, int) (measure.Sample, error) {
+	pool := clients(h)
+	return func(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
+		return together(ctx, d, callers, func() error {
+			client := pool.Get().(*load.Client)
+			defer pool.Put(client)
+			return client.Expect(load.NewKey(), false)
+		})
+	}
+}
+
+func (p *postgres) replay(h http.Handler) func(context.Context, time.Duration, int) (measure.Sample, error) {
+	pool := clients(h)
+	return func(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
+		return together(ctx, d, callers, func() error {
+			client := pool.Get().(*load.Client)
+			defer pool.Put(client)
+			return client.Expect(p.replayed, true)
+		})
+	}
+}
+
+// selectOne is the floor of a replay: one indexed SELECT of the same row by the pool.
+func (p *postgres) selectOne(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
+	return together(ctx, d, callers, func() error {
+		var header, body []byte
+		return p.pool.QueryRow(ctx, "SELECT header, body FROM grouped WHERE id = $1::uuid", p.replayedID).Scan(&header, &body)
+	})
+}
+
+// hotKey sends duplicates of one fresh key at once: one runs, the others are answered
+// 409 or get the replay.
+func (p *postgres) hotKey(ctx context.Context, d time.Duration, callers int) (s measure.Sample, err error) {
+	pool := clients(p.grouped)
+	for s.Elapsed < d && ctx.Err() == nil {
+		key := load.NewKey()
+		var runs atomic.Int64
+		err := s.Add(func() (int, error) {
+			var wg sync.WaitGroup
+			for range callers {
+				wg.Go(func() {
+					client := pool.Get().(*load.Client)
+					defer pool.Put(client)
+					if status, replayed := client.Post(key); status == load.Status && !replayed {
+						runs.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			return callers, nil
+		})
+		if err == nil && runs.Load() != 1 {
+			err = fmt.Errorf("one key ran %d times", runs.Load())
+		}
+		if err != nil {
+			return s, err
+		}
+	}
+	return s, ctx.Err()
+}
+
+func findPgbench() string {
+	if path, err := exec.LookPath("pgbench"); err == nil {
+		return path
+	}
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/pgbench")
+	if len(found) == 0 {
+		return ""
+	}
+	return found[len(found)-1]
+}
+
+var placeholder = regexp.MustCompile(`\$\d+`)
+
+// writeScript writes the store's own two statements for pgbench, with values of the same
+// length. The key is made from a random number, in hardly any time.
+func (p *postgres) writeScript() error {
+	insert, err := p.sql.find("INSERT", "alone")
+	if err != nil {
+		return err
+	}
+	complete, err := p.sql.find("UPDATE", "alone")
+	if err != nil {
+		return err
+	}
+	const id = "lpad(to_hex(:n::bigint), 32, '0')"
+	fill := func(sql string, values ...string) string {
+		return placeholder.ReplaceAllStringFunc(sql, func(s string) string {
+			n, _ := strconv.Atoi(s[1:])
+			return values[n-1]
+		}) + ";\n"
+	}
+	body := "'" + strings.Repeat("x", len(load.ResponseBody)) + "'" // JSON's colons would be variables to pgbench
+	script := "\\set n random(1, 9000000000000000000)\n" +
+		fill(insert, id, "'single'", "'POST /charges'", id, "'\\x"+strings.Repeat("ab", 32)+"'", id, "30000000", "86400000000") +
+		fill(complete, id, id, "201", "'\\x"+strings.Repeat("ab", 34)+"'", body, "''", "false", "86400000000")
+	return os.WriteFile(filepath.Join(p.dir, "script.sql"), []byte(script), 0o600)
+}
+
+var tps = regexp.MustCompile(`number of transactions actually processed: (\d+)[\s\S]*tps = ([0-9.]+)`)
+
+// runPgbench runs the same statements, on as many connections as the store has.
+func (p *postgres) runPgbench(ctx context.Context, d time.Duration, callers int) (s measure.Sample, err error) {
+	seconds := max(1, int(d.Seconds()))
+	cmd := exec.CommandContext(ctx, p.pgbench, "-n", "-M", "prepared", "-j", "2", "-c", strconv.Itoa(min(callers, connections)),
+		"-T", strconv.Itoa(seconds), "-f", filepath.Join(p.dir, "script.sql"), p.url)
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, exit.Stderr)
+		}
+		return s, err
+	}
+	match := tps.FindSubmatch(out)
+	if match == nil {
+		return s, errors.New("pgbench said nothing of its rate")
+	}
+	s.Ops, _ = strconv.Atoi(string(match[1]))
+	rate, _ := strconv.ParseFloat(string(match[2]), 64)
+	s.Elapsed = time.Duration(float64(s.Ops) / rate * float64(time.Second))
+	return s, nil
+}
