@@ -166,7 +166,7 @@ func TestPostgresTableOptions(t *testing.T) {
 	f := newPgFixture(t)
 	got := describe(t, f.pool, f.table)
 	for _, want := range []string{
-		"fillfactor=30", "autovacuum_vacuum_scale_factor=0.01", "idempotency schema 1", "body bytea f l x",
+		"fillfactor=40", "autovacuum_vacuum_scale_factor=0.01", "idempotency schema 1", "body bytea f l x",
 		"(id)", "(expires_at)",
 	} {
 		require.Contains(t, got, want)
