@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"net/http"
 	"sync"
 	"time"
 
@@ -19,8 +20,9 @@ type Attempt struct {
 	number int
 	ctx    runContext
 	lease  leaseKeeper
-	rec    *recorder // nil in a Consumer, where there is no response
-	cfg    *Config   // with rec
+	rec    *recorder     // nil in a Consumer, where there is no response
+	cfg    *Config       // with rec
+	asked  *http.Request // with rec: what the middleware was asked
 
 	mu       sync.Mutex
 	released bool
@@ -107,6 +109,18 @@ func (k Key) Derive(name string) string {
 	id[6] = id[6]&0x0f | 0x80 // version 8: made by a rule of our own (RFC 9562)
 	id[8] = id[8]&0x3f | 0x80 // the RFC's variant
 	return id.String()
+}
+
+// runs reports whether a is still running for the same operation as r, under key: then a
+// second middleware has been put behind the one that made a. A handler may send a request
+// of its own on its context, even under its own key if the endpoint leaves the path out.
+// That is another operation, and the store's to answer.
+func (a *Attempt) runs(key Key, r *http.Request) bool {
+	if a == nil || a.asked == nil || a.claim.Key != key {
+		return false
+	}
+	final, _ := a.verdict()
+	return final == undecided && a.asked.Method == r.Method && a.asked.URL.EscapedPath() == r.URL.EscapedPath()
 }
 
 // begin starts a claim that was acquired: its context and the keeping of its lease.

@@ -50,6 +50,9 @@ func New(store Store, cfg Config) (*Middleware, error) {
 // Handler wraps next. As a method value it is a func(http.Handler) http.Handler and
 // fits any router. Layers that authenticate belong outside of it; what must be equal
 // on a replay belongs inside. Trailers of a response are neither sent nor recorded.
+//
+// Wrap a handler once. Behind two middlewares, or the same one twice, which both give a
+// request the same key, it never runs: the answer is 500, and nothing is recorded.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(m.cfg.Methods, r.Method) {
@@ -163,8 +166,19 @@ func (x *exchange) check() *requestError {
 		return &requestError{sentinel: errMisuse,
 			cause: errors.New("idempotency: tenant or endpoint has NUL or invalid UTF-8")}
 	}
-	return failure
+	if failure != nil {
+		return failure
+	}
+	if outer := FromContext(x.r.Context()); outer.runs(x.key, x.r) {
+		// The key is the outer one's: the store would call it in flight, and the outer
+		// one would record that as the outcome. Nothing has happened yet.
+		outer.Release()
+		return &requestError{sentinel: errMisuse, cause: errWrappedTwice}
+	}
+	return nil
 }
+
+var errWrappedTwice = errors.New("the handler is wrapped twice: this request's key is held by an outer Middleware.Handler")
 
 // clientKey returns the key that the client sent, or "" if it sent none and need not.
 func (x *exchange) clientKey() (string, *requestError) {

@@ -28,7 +28,7 @@ func (x *exchange) run(rec Record, asked time.Time) {
 	e := new(execution)
 	a := &e.attempt
 	a.ctx.detach(x.r.Context(), a, x.m.cfg.HandlerTimeout)
-	a.cfg, a.rec = &x.m.cfg, &e.recorder
+	a.cfg, a.rec, a.asked = &x.m.cfg, &e.recorder, x.r
 	a.rec.init(x.w, a)
 	a.begin(&x.m.life, x.claim, rec, asked)
 
