@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -193,6 +194,11 @@ func (a *Attempt) write(resp Response, keep bool) error {
 	return err
 }
 
+// log names the attempt in each line, and its key by a digest only.
+func (a *Attempt) log() *slog.Logger {
+	return a.life.log().With("key_hash", a.claim.Key.hash(), "endpoint", a.claim.Key.Endpoint, "attempt", a.number)
+}
+
 func (a *Attempt) verdict() (verdict, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -276,8 +282,7 @@ func (a *Attempt) settle(resp Response, keep bool) (Outcome, error) {
 	case freed:
 		return Released, nil
 	default:
-		a.life.log().Error("idempotency: the handler ran, its outcome is not recorded",
-			"key_hash", a.claim.Key.hash(), "endpoint", a.claim.Key.Endpoint, "attempt", a.number, "error", err)
+		a.log().Error("idempotency: the handler ran, its outcome is not recorded", "error", err)
 		return Unrecorded, err
 	}
 }

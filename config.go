@@ -56,8 +56,10 @@ type Config struct {
 	// The run.
 
 	// Lease is how long a claim stays live after a process died with it. It is renewed
-	// while the handler runs: it bounds how late a crash is noticed, not the handler.
-	// 0: 30 s.
+	// while the handler runs: it bounds how late a crash is noticed, not the handler. But
+	// a handler whose lease cannot be renewed for a whole Lease, because the store is out
+	// of reach, loses its claim: its context ends, and its outcome is not recorded.
+	// 0: 30 s. It may not be shorter than 1 ms.
 	Lease time.Duration
 	// HandlerTimeout ends the handler's context. 0: it has no deadline. The client's
 	// own leaving never ends it.

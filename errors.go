@@ -35,8 +35,9 @@ var (
 	// store's error.
 	ErrUnavailable = errors.New("idempotency: store unavailable")
 
-	// ErrClaimLost comes from a [Store]: the token does not own the key. It is also the
-	// cause of a handler's context that ended because its claim was lost.
+	// ErrClaimLost comes from a [Store]: the token does not own the key. The cause of a
+	// handler's context that ended because its claim was lost matches it too, and says
+	// why if the store could not be reached.
 	ErrClaimLost = errors.New("idempotency: claim lost")
 	// ErrStoreFull comes from [MemoryStore] at MaxRecords.
 	ErrStoreFull = errors.New("idempotency: store full")

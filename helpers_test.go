@@ -85,6 +85,26 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
+// logLine is what a line about an attempt says.
+type logLine struct {
+	Level    string
+	Msg      string
+	KeyHash  string `json:"key_hash"`
+	Endpoint string
+	Attempt  int
+	Error    string
+}
+
+func (b *logBuffer) lines(t testing.TB) (lines []logLine) {
+	t.Helper()
+	for text := range strings.Lines(b.String()) {
+		var line logLine
+		require.NoError(t, json.Unmarshal([]byte(text), &line))
+		lines = append(lines, line)
+	}
+	return lines
+}
+
 // charges is a handler that counts its runs and says in its answer which one it was.
 type charges struct{ atomic.Int64 }
 

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -13,7 +14,7 @@ type leaseKeeper struct {
 	mu      sync.Mutex
 	timer   *time.Timer
 	liveTo  time.Time // the store keeps the lease at least so long
-	failing bool      // the last renewal got no answer
+	failure error     // of the last renewal; nil if it was answered
 	stopped bool
 	ended   bool // stopped for good
 }
@@ -63,7 +64,7 @@ func (a *Attempt) resumeLease() {
 func (a *Attempt) renewLease() {
 	k := &a.lease
 	k.mu.Lock()
-	liveTo, failing, stopped := k.liveTo, k.failing, k.stopped
+	liveTo, failure, stopped := k.liveTo, k.failure, k.stopped
 	if !stopped {
 		a.life.running.enter()
 	}
@@ -75,8 +76,8 @@ func (a *Attempt) renewLease() {
 
 	asked := time.Now()
 	left := liveTo.Sub(asked)
-	if left <= 0 && failing {
-		a.lose()
+	if left <= 0 && failure != nil {
+		a.lose(fmt.Errorf("%w: lease could not be renewed: %w", ErrClaimLost, failure))
 		return
 	}
 	// A process that was stopped past its lease finds none left, yet may still be the
@@ -95,7 +96,7 @@ func (a *Attempt) renewLease() {
 		return
 	}
 	next := a.claim.Lease / 3
-	if k.failing = err != nil; k.failing {
+	if k.failure = err; err != nil {
 		next = max(0, min(a.claim.Lease/12, time.Until(liveTo)))
 	} else {
 		k.liveTo = asked.Add(a.claim.Lease)
@@ -105,18 +106,20 @@ func (a *Attempt) renewLease() {
 		k.timer.Reset(next)
 	}
 	k.mu.Unlock()
-	if lostClaim && !a.recordedEarly() {
-		a.lose()
+	switch {
+	case lostClaim && !a.recordedEarly():
+		a.lose(err)
+	case !lostClaim && err != nil && failure == nil: // the first of a series speaks for all
+		a.log().Warn("idempotency: lease not renewed, will be tried again", "error", err)
 	}
 }
 
-// lose ends the handler's context: what it does from here on is not recorded, because
-// another attempt may be running, or will be.
-func (a *Attempt) lose() {
-	a.finish(lost, ErrClaimLost)
-	a.ctx.end(ErrClaimLost)
-	a.life.log().Warn("idempotency: claim lost while the handler runs",
-		"key_hash", a.claim.Key.hash(), "endpoint", a.claim.Key.Endpoint, "attempt", a.number)
+// lose ends the handler's context with cause, which matches ErrClaimLost: what it does
+// from here on is not recorded, because another attempt may be running, or will be.
+func (a *Attempt) lose(cause error) {
+	a.finish(lost, cause)
+	a.ctx.end(cause)
+	a.log().Warn("idempotency: claim lost while the handler runs", "error", cause)
 }
 
 // runContext is the context of a running attempt: it ends when the attempt does, at

@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net/http"
@@ -118,6 +119,7 @@ func TestEarlyRecordWhoseReplyWasLost(t *testing.T) {
 		}))
 		require.Equal(t, "eleven bytes", call(h, request("k", "{}")).Body)
 		require.NoError(t, cause)
+		require.Empty(t, f.logs.lines(t))
 		require.Equal(t, idempotency.Executed, f.event(t).Outcome)
 		require.Equal(t, "omitted", call(h, request("k", "{}")).Header.Get("Idempotency-Replay"))
 	})
@@ -134,19 +136,28 @@ func TestNoRenewalAfterTheHandler(t *testing.T) {
 	})
 }
 
-// A renewal that gets no answer is tried again, and one that comes in time is enough.
+// A renewal that gets no answer is tried again, and one that comes in time is enough. The
+// log has the first failure of each series.
 func TestRenewalIsTriedAgain(t *testing.T) {
-	for name, faults := range map[string][]fault{
-		"down": {down, down, down, works}, "reply lost": {replyLost, works}, "silence": {silent, works}, "reply silent": {replySilent, works},
+	for name, test := range map[string]struct {
+		faults []fault
+		series int
+	}{
+		"down":         {[]fault{down, down, down, works}, 1},
+		"down twice":   {[]fault{down, down, works, down, works}, 2},
+		"reply lost":   {[]fault{replyLost, works}, 1},
+		"silence":      {[]fault{silent, works}, 1},
+		"reply silent": {[]fault{replySilent, works}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				var cause error
-				f := newFixture(t, newFaultStore("Extend", faults...))
+				f := newFixture(t, newFaultStore("Extend", test.faults...))
 				h := f.Handler(sleeper(2*time.Minute, &cause))
 				require.Equal(t, http.StatusCreated, call(h, request("k", "{}")).Status)
 				require.NoError(t, cause)
 				require.Equal(t, idempotency.Executed, f.event(t).Outcome)
+				require.Len(t, f.logs.lines(t), test.series)
 				require.True(t, call(h, request("k", "{}")).replayed())
 			})
 		})
@@ -156,23 +167,37 @@ func TestRenewalIsTriedAgain(t *testing.T) {
 // Without an answer the claim counts as lost when the lease would be over by the store's
 // clock: not before, and not later.
 func TestClaimIsLostWithTheStore(t *testing.T) {
-	for name, fault := range map[string]fault{"down": down, "silence": silent} {
+	for name, failure := range map[string]struct {
+		fault fault
+		with  error
+	}{"down": {down, errDown}, "silence": {silent, context.DeadlineExceeded}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				store := newFaultStore("Extend", fault)
+				store := newFaultStore("Extend", failure.fault)
 				f := newFixture(t, store)
 				var cause error
 				began := time.Now()
 				h := f.Handler(sleeper(time.Hour, &cause))
-				require.Equal(t, http.StatusCreated, call(h, request("k", "{}")).Status)
+				require.Equal(t, http.StatusCreated, call(h, request(secretKey, "{}")).Status)
 				require.Equal(t, 30*time.Second, time.Since(began))
+				require.NoError(t, f.Drain(t.Context()))
 				require.ErrorIs(t, cause, idempotency.ErrClaimLost)
 				require.Greater(t, len(store.called("Extend")), 1)
 				require.Empty(t, store.called("Complete", "Release"), "another may own the key by now")
 				e := f.event(t)
 				require.Equal(t, idempotency.Unrecorded, e.Outcome)
-				require.ErrorIs(t, e.Err, idempotency.ErrClaimLost)
-				require.Contains(t, f.logs.String(), "claim lost")
+				for _, err := range []error{cause, e.Err} {
+					require.ErrorIs(t, err, idempotency.ErrClaimLost)
+					require.ErrorIs(t, err, failure.with)
+					require.ErrorContains(t, err, "lease could not be renewed: "+failure.with.Error())
+				}
+				hash := hex.EncodeToString(keyDigest("single", "POST /charges", secretKey))[:32]
+				require.ElementsMatch(t, []logLine{
+					{"WARN", "idempotency: lease not renewed, will be tried again", hash, "POST /charges", 1, failure.with.Error()},
+					{"WARN", "idempotency: claim lost while the handler runs", hash, "POST /charges", 1, cause.Error()},
+					{"ERROR", "idempotency: the handler ran, its outcome is not recorded", hash, "POST /charges", 1, cause.Error()},
+				}, f.logs.lines(t))
+				require.NotContains(t, f.logs.String(), secretKey)
 			})
 		})
 	}
