@@ -25,7 +25,8 @@ type Config struct {
 	// Endpoint names the operation, so that one key may be used once for each. Nil:
 	// the method and the escaped path. AnyEndpoint: a key is used once in all.
 	Endpoint func(*http.Request) string
-	// Methods that are protected; nil: POST and PATCH. Others pass through untouched.
+	// Methods that are protected, in upper case; nil: POST and PATCH. Others pass through
+	// untouched.
 	Methods []string
 
 	// The key.
@@ -209,7 +210,9 @@ func (c Config) check() []error {
 	problem(c.Tenant == nil, "Tenant is required (SingleTenant opts out)")
 	problem(len(c.Methods) == 0, "Methods is empty: nothing would be protected (nil means POST and PATCH)")
 	for _, method := range c.Methods {
+		upper := strings.ToUpper(method)
 		problem(!isToken(method), "Methods: %q is not a method", method)
+		problem(isToken(method) && method != upper, "Methods: %q is not in upper case: %q", method, upper)
 	}
 	problem(!isToken(c.Header), "Header: %q is not a field name", c.Header)
 	problem(!isToken(c.ReplayedHeader), "ReplayedHeader: %q is not a field name", c.ReplayedHeader)

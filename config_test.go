@@ -109,6 +109,17 @@ func TestNewRefusesAnEmptyListOfMethods(t *testing.T) {
 	require.ErrorContains(t, err, "Methods")
 }
 
+// Methods tell upper from lower case: a list of these would protect nothing, in silence.
+func TestNewRefusesMethodsInLowerCase(t *testing.T) {
+	t.Parallel()
+	for _, method := range []string{"post", "Post", "pOST"} {
+		_, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{
+			Tenant: idempotency.SingleTenant, Methods: []string{"PATCH", method},
+		})
+		requireProblems(t, err, 1, "Methods", `"`+method+`"`, `"POST"`)
+	}
+}
+
 func TestNewRefusesLeasesItCannotKeep(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]idempotency.Config{
