@@ -31,7 +31,8 @@ type Config struct {
 
 	// The key.
 
-	// Header is the field that carries the key. "": Idempotency-Key.
+	// Header is the field that carries the key. "": Idempotency-Key. It must differ from
+	// the fields that mark a replay: ReplayedHeader, and Idempotency-Replay.
 	Header string
 	// KeyOptional runs a request without a key unprotected, instead of answering 400.
 	KeyOptional bool
@@ -83,7 +84,7 @@ type Config struct {
 	// says false the response is sent but not recorded, and the key is free again.
 	Keep func(status int) bool
 	// ReplayHeaders are the response fields that are recorded. Nil:
-	// DefaultReplayHeaders. Fields that belong to one connection or one moment (the
+	// DefaultReplayHeaders, which a list replaces and does not add to. Fields that belong to one connection or one moment (the
 	// hop-by-hop ones, Date, Content-Length, Set-Cookie) are refused.
 	ReplayHeaders []string
 	// MaxResponseBytes bounds the recorded body. 0: 1 MiB. A longer one still reaches
@@ -100,7 +101,8 @@ type Config struct {
 	// FailOpen runs the handler unprotected when the store is down, instead of
 	// answering 503. Not for money.
 	FailOpen bool
-	// ReplayedHeader marks a replay, with the value true. "": Idempotent-Replayed.
+	// ReplayedHeader marks a replay, with the value true. "": Idempotent-Replayed. It
+	// must not be Idempotency-Replay, which marks a replay without its body.
 	ReplayedHeader string
 	// DocsURL is the API's own page on keys: the type of problem responses, and a Link
 	// with rel="describedby".
@@ -216,6 +218,9 @@ func (c Config) check() []error {
 	}
 	problem(!isToken(c.Header), "Header: %q is not a field name", c.Header)
 	problem(!isToken(c.ReplayedHeader), "ReplayedHeader: %q is not a field name", c.ReplayedHeader)
+	problem(strings.EqualFold(c.Header, c.ReplayedHeader), "Header and ReplayedHeader are both %s", c.Header)
+	problem(strings.EqualFold(c.Header, omittedHeader), "Header is %s, which marks a replay without its body", omittedHeader)
+	problem(strings.EqualFold(c.ReplayedHeader, omittedHeader), "ReplayedHeader is %s, which marks a replay without its body", omittedHeader)
 
 	problem(c.MaxRequestBytes < 0, "MaxRequestBytes is negative")
 	problem(c.MaxResponseBytes < 0, "MaxResponseBytes is negative")

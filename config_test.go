@@ -120,6 +120,21 @@ func TestNewRefusesMethodsInLowerCase(t *testing.T) {
 	}
 }
 
+// Each of the three fields has a meaning of its own.
+func TestNewRefusesOneHeaderForTwoMeanings(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]idempotency.Config{
+		"Header and ReplayedHeader are both":   {Header: "x-key", ReplayedHeader: "X-KEY"},
+		"Header and ReplayedHeader are both I": {ReplayedHeader: "idempotency-key"},
+		"Config.Header is Idempotency-Replay":  {Header: "idempotency-replay"},
+		"ReplayedHeader is Idempotency-Replay": {ReplayedHeader: "Idempotency-REPLAY"},
+	} {
+		cfg.Tenant = idempotency.SingleTenant
+		_, err := idempotency.New(&idempotency.MemoryStore{}, cfg)
+		requireProblems(t, err, 1, name)
+	}
+}
+
 func TestNewRefusesLeasesItCannotKeep(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]idempotency.Config{
