@@ -308,7 +308,8 @@ func TestCheckUUID(t *testing.T) {
 	for _, key := range []string{
 		"", "k", "{" + id + "}", "urn:uuid:" + id, strings.ReplaceAll(id, "-", ""), id[:35], id + "0", " " + id[:35],
 		"8e03978e-40d5-43dd-bc93-6894a57f932g", "8e03978e40d5-43dd-bc93-6894a57f93240", "8e03978e_40d5_43dd_bc93_6894a57f9324",
-		strings.Repeat("-", 36),
+		strings.Repeat("-", 36), "00000000-0000-0000-0000-000000000000",
+		"ffffffff-ffff-ffff-ffff-ffffffffffff", "FFFFFFFF-FFFF-ffff-ffff-FFFFFFFFFFFF",
 	} {
 		err := CheckUUID(key)
 		if err == nil {

@@ -119,14 +119,23 @@ func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, sentKey, key)
 }
 
-var errNotUUID = errors.New("idempotency: key is not a UUID of 36 characters")
+var (
+	errNotUUID    = errors.New("idempotency: key is not a UUID of 36 characters")
+	errReservedID = errors.New("idempotency: key is the nil or the max UUID, which nobody made")
+)
 
 // CheckUUID is a [Config.CheckKey] for an API that asks for UUIDs: 36 characters in the
 // form of RFC 9562, of any version and in either case, without braces or prefix. Keys
-// that differ by case are still different keys. Its error has no part of the key.
+// that differ by case are still different keys. The nil UUID (all zeros) and the max UUID
+// (all ones) are refused: they stand for no UUID at all, such as a variable that was never
+// set, and requests would share them. Its error has no part of the key.
 func CheckUUID(key string) error {
-	if len(key) != 36 || uuid.Validate(key) != nil {
+	id, err := uuid.Parse(key)
+	switch {
+	case len(key) != 36 || err != nil:
 		return errNotUUID
+	case id == uuid.Nil || id == uuid.Max:
+		return errReservedID
 	}
 	return nil
 }
