@@ -28,7 +28,7 @@ func readBody(r *http.Request, limit int64, buf *bytes.Buffer) *requestError {
 	case n > limit:
 		return &requestError{sentinel: ErrBodyTooLarge}
 	case readOutside(r, n):
-		return &requestError{sentinel: ErrBodyRead, status: http.StatusInternalServerError,
+		return &requestError{sentinel: ErrBodyRead, status: http.StatusInternalServerError, detail: readOutsideDetail,
 			cause: errors.New("a layer outside of the middleware has read the body")}
 	}
 	return nil
@@ -62,7 +62,8 @@ func readFailure(err error) *requestError {
 	case errors.As(err, &tooLarge): // an outer layer's limit
 		failure.sentinel = ErrBodyTooLarge
 	case errors.Is(err, http.ErrBodyReadAfterClose):
-		failure.status = http.StatusInternalServerError // an outer layer has closed it
+		// An outer layer has closed it.
+		failure.status, failure.detail = http.StatusInternalServerError, readOutsideDetail
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
 		failure.status = http.StatusRequestTimeout
 	}

@@ -58,11 +58,19 @@ type problem struct {
 	detail   string
 }
 
+const (
+	keyDetail       = "The Idempotency-Key header must come once and hold a key of 1 to 255 visible ASCII characters"
+	strictKeyDetail = keyDetail + " in double quotes, as a String (RFC 9651), in the form that this API asks for."
+
+	// The client has sent its body whole.
+	readOutsideDetail = "The server could not process the request body, by a mistake of its own. Nothing was done."
+)
+
 var problems = []problem{
 	{ErrKeyMissing, http.StatusBadRequest, "idempotency_key_missing", "Idempotency key missing",
 		"This operation needs an Idempotency-Key header: one new key for each operation, kept over retries."},
 	{ErrKeyInvalid, http.StatusBadRequest, "idempotency_key_invalid", "Idempotency key invalid",
-		"The Idempotency-Key header must come once and hold a key of 1 to 255 characters in the form that this API asks for."},
+		keyDetail + ", quoted as a String (RFC 9651) or bare without quotes and commas, in the form that this API asks for."},
 	{ErrKeyReused, http.StatusUnprocessableEntity, "idempotency_key_reused", "Idempotency key reused",
 		"This key was first used for another request. Send the first request again unchanged, or this one under a new key."},
 	{ErrKeyInFlight, http.StatusConflict, "idempotency_key_in_flight", "Request in flight",
@@ -95,10 +103,11 @@ func problemOf(err error) problem {
 // callers match, the cause, and what [WriteError] needs beyond the two.
 type requestError struct {
 	sentinel   error
-	cause      error // nil, or what the sentinel came from
-	secret     bool  // the cause's text may show the key: it stays out of Error
-	status     int   // 0: the sentinel's
-	retryAfter int   // seconds; 0: none
+	cause      error  // nil, or what the sentinel came from
+	secret     bool   // the cause's text may show the key: it stays out of Error
+	status     int    // 0: the sentinel's
+	detail     string // what the client is told; "": the sentinel's
+	retryAfter int    // seconds; 0: none
 	docsURL    string
 	header     string // Config.Header, which a client is told to send
 }
@@ -171,7 +180,7 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	w.WriteHeader(p.status)
 
 	// Encoding these fields cannot fail, and a client that is gone cannot be told.
-	detail := strings.Replace(p.detail, defaultHeader, cmp.Or(e.header, defaultHeader), 1)
+	detail := strings.Replace(cmp.Or(e.detail, p.detail), defaultHeader, cmp.Or(e.header, defaultHeader), 1)
 	body, _ := json.Marshal(problemJSON{typeURL, p.title, p.status, detail, p.code})
 	w.Write(append(body, '\n'))
 }

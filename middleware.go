@@ -190,18 +190,28 @@ func (x *exchange) clientKey() (string, *requestError) {
 		return "", &requestError{sentinel: ErrKeyMissing}
 	case len(lines) > 1:
 		// Two equal ones too: what merged them may have merged two requests.
-		return "", &requestError{sentinel: ErrKeyInvalid, cause: errors.New("more than one line")}
+		return "", x.invalidKey(errors.New("more than one line"))
 	}
 	value, err := keysyntax.Parse(lines[0], x.m.cfg.StrictKey)
 	if err != nil {
-		return "", &requestError{sentinel: ErrKeyInvalid, cause: err}
+		return "", x.invalidKey(err)
 	}
 	if x.m.cfg.CheckKey != nil {
 		if err := x.m.cfg.CheckKey(value); err != nil {
-			return "", &requestError{sentinel: ErrKeyInvalid, cause: err, secret: true}
+			failure := x.invalidKey(err)
+			failure.secret = true
+			return "", failure
 		}
 	}
 	return value, nil
+}
+
+func (x *exchange) invalidKey(cause error) *requestError {
+	failure := &requestError{sentinel: ErrKeyInvalid, cause: cause}
+	if x.m.cfg.StrictKey {
+		failure.detail = strictKeyDetail
+	}
+	return failure
 }
 
 // storable reports whether a text column can hold s.

@@ -108,6 +108,32 @@ func TestStrictKey(t *testing.T) {
 	})
 }
 
+// A client whose key was refused is told what a key looks like, under the name of the
+// field that it has to send.
+func TestKeyRefusalSaysWhatAKeyIs(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		const key = "The My-Key header must come once and hold a key of 1 to 255 visible ASCII characters"
+		for strict, want := range map[bool]string{
+			false: key + ", quoted as a String (RFC 9651) or bare without quotes and commas, in the form that this API asks for.",
+			true:  key + " in double quotes, as a String (RFC 9651), in the form that this API asks for.",
+		} {
+			p := listen(newFixture(t, nil, func(c *idempotency.Config) {
+				c.Header, c.StrictKey, c.CheckKey = "My-Key", strict, idempotency.CheckUUID
+			}).Handler(&charges{}))
+			for _, lines := range [][]string{{"a,b"}, {`"`}, {`"` + strings.Repeat("k", 256) + `"`}, {`"no UUID"`}, {"k", "k"}} {
+				r := p.request(t, "", strings.NewReader("{}"))
+				r.Header["My-Key"] = lines
+				a, err := p.do(r)
+				require.NoError(t, err)
+				requireProblem(t, a, http.StatusBadRequest, "idempotency_key_invalid")
+				var problem struct{ Detail string }
+				require.NoError(t, json.Unmarshal([]byte(a.Body), &problem))
+				require.Equal(t, want, problem.Detail, lines)
+			}
+		}
+	})
+}
+
 func TestCheckKey(t *testing.T) {
 	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
 		store := newFaultStore("Reserve")
