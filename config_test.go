@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"net/http"
 	"runtime"
 	"strings"
 	"testing"
@@ -98,6 +99,27 @@ func requireProblems(t *testing.T, err error, count int, say ...string) {
 	require.Len(t, joined.Unwrap(), count, err)
 	for _, line := range strings.Split(err.Error(), "\n") {
 		require.True(t, strings.HasPrefix(line, "idempotency: "), line)
+	}
+}
+
+// A store that cannot work is found at the start, not by the first request.
+func TestNewRefusesStoresThatCannotWork(t *testing.T) {
+	t.Parallel()
+	for want, store := range map[string]idempotency.Store{
+		"store is nil":                                             (*idempotency.MemoryStore)(nil),
+		"store was not made by NewPostgresStore":                   (*idempotency.PostgresStore)(nil),
+		"idempotency: New: store was not made by NewPostgresStore": &idempotency.PostgresStore{},
+	} {
+		_, err := idempotency.New(store, idempotency.Config{Tenant: idempotency.SingleTenant})
+		requireProblems(t, err, 1, want)
+	}
+}
+
+func TestHandlerRefusesNil(t *testing.T) {
+	t.Parallel()
+	m := newFixture(t, nil)
+	for _, next := range []http.Handler{nil, http.HandlerFunc(nil)} {
+		require.PanicsWithValue(t, "idempotency: Middleware.Handler: handler is nil", func() { m.Handler(next) })
 	}
 }
 

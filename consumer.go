@@ -40,7 +40,8 @@ const defaultConsumerTTL = 14 * 24 * time.Hour
 // after a crash. A store that fails is ErrUnavailable, and fn has not run. An error of
 // fn is returned, and it or a panic frees the message for the next delivery. If fn ran
 // to success but that could not be recorded, Do returns true and an error. An empty
-// Name or messageID, or one that is not text, or no Store, is an error.
+// Name or messageID, or one that is not text, no Store or no fn, is an error; the store is
+// not asked.
 //
 // fn's context is ctx, ended early if the claim is lost (context.Cause then
 // matches ErrClaimLost); the record is written on a context of its own. [PostgresStore.InTx]
@@ -50,6 +51,9 @@ func (c *Consumer) Do(ctx context.Context, messageID string, fn func(context.Con
 	life, err := c.lifecycle()
 	if err != nil {
 		return false, err
+	}
+	if fn == nil {
+		return false, errors.New("idempotency: Consumer: fn is nil")
 	}
 	if messageID == "" || !storable(messageID) {
 		return false, errors.New("idempotency: Consumer: the message ID is empty or not text")
@@ -85,12 +89,13 @@ func (c *Consumer) lifecycle() (*lifecycle, error) {
 	if life.ttl == 0 {
 		life.ttl = defaultConsumerTTL
 	}
+	flaw := storeFlaw(c.Store)
 	var errs []error
 	for _, check := range []struct {
 		bad  bool
 		what string
 	}{
-		{c.Store == nil, "Store is nil"},
+		{flaw != "", "Store " + flaw},
 		{c.Name == "" || !storable(c.Name), "Name is empty or not text"},
 		{life.lease < minLease, "Lease is shorter than 1 ms"},
 		{life.ttl < life.lease, "TTL is shorter than Lease"},

@@ -254,6 +254,8 @@ func TestConsumerRefusesWhatItCannotKeep(t *testing.T) {
 		want   string
 	}{
 		"no store":         {func(c *idempotency.Consumer) { c.Store = nil }, "m", "Store is nil"},
+		"nil store":        {func(c *idempotency.Consumer) { c.Store = (*idempotency.MemoryStore)(nil) }, "m", "Store is nil"},
+		"unmade store":     {func(c *idempotency.Consumer) { c.Store = &idempotency.PostgresStore{} }, "m", "Store was not made"},
 		"no name":          {func(c *idempotency.Consumer) { c.Name = "" }, "m", "Name is empty"},
 		"NUL in the name":  {func(c *idempotency.Consumer) { c.Name = "a\x00" }, "m", "Name is empty or not text"},
 		"short TTL":        {func(c *idempotency.Consumer) { c.TTL = time.Second }, "m", "TTL is shorter than Lease"},
@@ -274,4 +276,13 @@ func TestConsumerRefusesWhatItCannotKeep(t *testing.T) {
 			require.False(t, ran)
 		})
 	}
+}
+
+func TestConsumerRefusesNoFunction(t *testing.T) {
+	t.Parallel()
+	store := newFaultStore("Reserve")
+	ran, err := (&idempotency.Consumer{Store: store, Name: "ledger"}).Do(t.Context(), "m1", nil)
+	require.ErrorContains(t, err, "fn is nil")
+	require.False(t, ran)
+	require.Empty(t, store.called())
 }

@@ -24,8 +24,8 @@ type Middleware struct {
 func New(store Store, cfg Config) (*Middleware, error) {
 	cfg = cfg.withDefaults()
 	errs := cfg.check()
-	if store == nil {
-		errs = append(errs, errors.New("idempotency: New: store is nil"))
+	if flaw := storeFlaw(store); flaw != "" {
+		errs = append(errs, errors.New("idempotency: New: store "+flaw))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -52,8 +52,12 @@ func New(store Store, cfg Config) (*Middleware, error) {
 // on a replay belongs inside. Trailers of a response are neither sent nor recorded.
 //
 // Wrap a handler once. Behind two middlewares, or the same one twice, which both give a
-// request the same key, it never runs: the answer is 500, and nothing is recorded.
+// request the same key, it never runs: the answer is 500, and nothing is recorded. A nil
+// next panics at once, as in net/http.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
+	if f, ok := next.(http.HandlerFunc); next == nil || ok && f == nil {
+		panic("idempotency: Middleware.Handler: handler is nil")
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(m.cfg.Methods, r.Method) {
 			next.ServeHTTP(w, r)

@@ -49,6 +49,24 @@ type Store interface {
 	Release(ctx context.Context, c Claim) error
 }
 
+// storeFlaw says why no call of store can work, or "". Of other packages' stores it knows
+// nothing: a nil pointer may well be one.
+func storeFlaw(store Store) string {
+	switch s := store.(type) {
+	case nil:
+		return "is nil"
+	case *MemoryStore:
+		if s == nil {
+			return "is nil"
+		}
+	case *PostgresStore:
+		if s.unmade() {
+			return "was not made by NewPostgresStore"
+		}
+	}
+	return ""
+}
+
 // Waiter is a [Store] in which a duplicate can wait for the running attempt without
 // asking again and again. With a store that has no Await, the middleware polls.
 type Waiter interface {

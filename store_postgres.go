@@ -34,7 +34,8 @@ type PostgresConfig struct {
 }
 
 // PostgresStore is a [Store] in a PostgreSQL table, for any number of processes. It
-// must be made by [NewPostgresStore], and its methods may be called concurrently.
+// must be made by [NewPostgresStore], or its methods fail, and they may be called
+// concurrently.
 //
 // A fresh request costs two round trips, a replay at most two and no write. Every call
 // is a few single statements, each a transaction of its own: a connection is held for
@@ -95,6 +96,9 @@ var (
 
 // Reserve implements [Store].
 func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
+	if s.unmade() {
+		return Record{}, failed("Reserve", errUnmade)
+	}
 	// In pgx's simple protocol a NUL would end the statement's text, and the server's
 	// complaint would quote the rest of it.
 	if !storable(c.Key.Tenant) || !storable(c.Key.Endpoint) || !storable(c.Key.Value) {
@@ -240,6 +244,9 @@ func (s *PostgresStore) release(ctx context.Context, q querier, c Claim) (bool, 
 
 // settle runs an operation that reports whether it found its claim.
 func (s *PostgresStore) settle(ctx context.Context, operation string, op func() (bool, error)) error {
+	if s.unmade() {
+		return failed(operation, errUnmade)
+	}
 	var owned bool
 	err := again(ctx, func() (err error) {
 		owned, err = op()

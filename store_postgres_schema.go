@@ -87,6 +87,9 @@ func (s *PostgresStore) schemaFrom(version int) string {
 // once, and at every start: where the table is up to date it reads one row, and takes
 // no lock. It does not create a schema.
 func (s *PostgresStore) Migrate(ctx context.Context) error {
+	if s.unmade() {
+		return failed("Migrate", errUnmade)
+	}
 	version, err := s.version(ctx, s.db)
 	if err == nil && version < len(migrations) {
 		err = again(ctx, func() error {

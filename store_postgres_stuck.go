@@ -17,6 +17,9 @@ func (s *PostgresStore) Stuck(ctx context.Context, limit int) ([]StuckClaim, err
 	if limit < 1 {
 		return nil, errStuckLimit
 	}
+	if s.unmade() {
+		return nil, failed("Stuck", errUnmade)
+	}
 	rows, err := s.db.Query(ctx, s.sql.stuck, limit)
 	if err != nil {
 		return nil, failed("Stuck", err)

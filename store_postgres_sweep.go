@@ -9,6 +9,9 @@ import (
 // Sweep implements [Sweeper]. It skips rows that others have locked, so that it waits
 // for nobody, and any number may sweep at once.
 func (s *PostgresStore) Sweep(ctx context.Context, limit int) (int, error) {
+	if s.unmade() {
+		return 0, failed("Sweep", errUnmade)
+	}
 	if limit < 1 {
 		return 0, failed("Sweep", errors.New("limit must be positive"))
 	}

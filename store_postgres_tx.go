@@ -35,6 +35,9 @@ import (
 //
 // Outside of an attempt InTx is a plain transaction.
 func (s *PostgresStore) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	if s.unmade() {
+		return failed("InTx", errUnmade)
+	}
 	a := FromContext(ctx)
 	if a == nil {
 		return pgx.BeginFunc(ctx, s.db, fn)
