@@ -76,15 +76,19 @@ func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked
 
 // abandon frees what a failed reserve may have left: a claim that would hold the key for
 // an attempt that never ran. A statement that was cut off can still be executed behind a
-// Release that found nothing, so the Release is repeated for a while. If all fails, the
-// claim lapses by itself. Nobody waits for it.
+// Release that found nothing, so the Release is repeated for a while, unless that cannot
+// help. If all fails, the claim lapses by itself. Nobody waits for it.
 func (l *lifecycle) abandon(ctx context.Context, claim Claim) {
 	ctx = context.WithoutCancel(ctx)
 	l.running.enter()
 	go func() {
 		defer l.running.leave()
 		release := func(ctx context.Context) error { return l.store.Release(ctx, claim) }
-		for wait := l.storeTimeout / 64; l.try(ctx, l.storeTimeout/2, release) != nil && wait < l.storeTimeout; wait *= 4 {
+		for wait := l.storeTimeout / 64; ; wait *= 4 {
+			err := l.try(ctx, l.storeTimeout/2, release)
+			if err == nil || isPermanent(err) || wait >= l.storeTimeout {
+				return
+			}
 			_ = pause(ctx, wait)
 		}
 	}()
@@ -105,7 +109,7 @@ func (l *lifecycle) persist(ctx context.Context, op func(context.Context) error)
 	end := time.Now().Add(l.storeTimeout)
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 500*time.Millisecond) {
 		err := l.try(ctx, min(l.storeTimeout/2, time.Until(end)), op)
-		if err == nil || errors.Is(err, ErrClaimLost) || errors.Is(err, ErrStoreFull) {
+		if err == nil || errors.Is(err, ErrClaimLost) || errors.Is(err, ErrStoreFull) || isPermanent(err) {
 			return err
 		}
 		delay := wait/2 + mathrand.N(wait)
@@ -113,6 +117,17 @@ func (l *lifecycle) persist(ctx context.Context, op func(context.Context) error)
 			return err
 		}
 	}
+}
+
+// permanentError is the failure of a store that trying again does not mend: somebody has
+// to change the database first. Who waits for that would only be told later.
+type permanentError struct{ error }
+
+func (e *permanentError) Unwrap() error { return e.error }
+
+func isPermanent(err error) bool {
+	var permanent *permanentError
+	return errors.As(err, &permanent)
 }
 
 // try calls op with a context that ends after the timeout or at ctx's deadline, but not

@@ -301,7 +301,7 @@ func matched(err error) (bool, error) {
 }
 
 func failed(operation string, err error) error {
-	return fmt.Errorf("idempotency: PostgresStore.%s: %w", operation, err)
+	return fmt.Errorf("idempotency: PostgresStore.%s: %w", operation, judged(err))
 }
 
 const maxAgain = 8

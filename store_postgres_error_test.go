@@ -2,12 +2,17 @@ package idempotency_test
 
 import (
 	"context"
+	"net/http"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/seed-2d1e5f61/idempotency"
+	"github.com/seed-2d1e5f61/idempotency/internal/testdb"
 )
 
 // A store that NewPostgresStore has not made, perhaps because its error was ignored, has
@@ -32,4 +37,83 @@ func TestPostgresStoreThatWasNotMade(t *testing.T) {
 				"idempotency: PostgresStore."+operation+": the store was not made by NewPostgresStore", name)
 		}
 	}
+}
+
+// callCounter counts the calls of a store.
+type callCounter struct {
+	idempotency.Store
+	reserve, complete, release atomic.Int32
+}
+
+func (s *callCounter) Reserve(ctx context.Context, c idempotency.Claim) (idempotency.Record, error) {
+	s.reserve.Add(1)
+	return s.Store.Reserve(ctx, c)
+}
+
+func (s *callCounter) Complete(ctx context.Context, c idempotency.Claim, resp idempotency.Response) error {
+	s.complete.Add(1)
+	return s.Store.Complete(ctx, c, resp)
+}
+
+func (s *callCounter) Release(ctx context.Context, c idempotency.Claim) error {
+	s.release.Add(1)
+	return s.Store.Release(ctx, c)
+}
+
+// What no second try can mend is answered at once, and the log says what is missing.
+func TestPostgresReserveThatCannotSucceed(t *testing.T) {
+	t.Parallel()
+	database := testdb.URL(t)
+	for name, test := range map[string]struct {
+		change func(*pgxpool.Config)
+		want   string
+	}{
+		"no table":     {func(*pgxpool.Config) {}, "the table does not exist, was Migrate run?"},
+		"no privilege": {runtimeParam("role", "pg_monitor"), "SQLSTATE 42501"},
+		"no database":  {func(c *pgxpool.Config) { c.ConnConfig.Database = "there_is_none" }, "SQLSTATE 3D000"},
+		"no password":  {func(c *pgxpool.Config) { c.ConnConfig.Password = "wrong" }, "SQLSTATE 28P01"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			table := testdb.Table(t)
+			if name == "no privilege" {
+				migrated, err := idempotency.NewPostgresStore(testdb.Pool(t), idempotency.PostgresConfig{Table: table})
+				require.NoError(t, err)
+				require.NoError(t, migrated.Migrate(t.Context()))
+			}
+			s, err := idempotency.NewPostgresStore(testdb.PoolAt(t, database, test.change), idempotency.PostgresConfig{Table: table})
+			require.NoError(t, err)
+			store, h := &callCounter{Store: s}, &charges{}
+			f := newFixture(t, store, func(c *idempotency.Config) { c.StoreTimeout = 20 * time.Second })
+
+			a := call(f.Handler(h), request("k", "{}"))
+			requireProblem(t, a, http.StatusServiceUnavailable, "idempotency_unavailable")
+			require.Equal(t, "1", a.Header.Get("Retry-After"))
+			require.NotContains(t, a.Body, "SQLSTATE")
+			require.NoError(t, f.Drain(t.Context()))
+			require.EqualValues(t, 1, store.reserve.Load())
+			require.EqualValues(t, 1, store.release.Load(), "a Release that cannot succeed is not repeated")
+			require.Zero(t, h.Load())
+			e := f.event(t)
+			require.ErrorIs(t, e.Err, idempotency.ErrUnavailable)
+			require.ErrorContains(t, e.Err, test.want)
+			require.Contains(t, f.logs.String(), test.want)
+		})
+	}
+}
+
+func TestPostgresRecordThatCannotSucceed(t *testing.T) {
+	t.Parallel()
+	pg := newPgFixture(t)
+	store := &callCounter{Store: pg}
+	f := newFixture(t, store, func(c *idempotency.Config) { c.StoreTimeout = 20 * time.Second })
+	a := call(f.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		pg.exec(t, "DROP TABLE %s")
+		w.WriteHeader(http.StatusCreated)
+	})), request("k", "{}"))
+	require.Equal(t, http.StatusCreated, a.Status)
+	require.EqualValues(t, 1, store.complete.Load())
+	e := f.event(t)
+	require.Equal(t, idempotency.Unrecorded, e.Outcome)
+	require.ErrorContains(t, e.Err, "was Migrate run?")
 }

@@ -2,10 +2,12 @@ package idempotency
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -50,4 +52,28 @@ func TestPostgresCompletedWaitsForTheTransaction(t *testing.T) {
 			require.Equal(t, answer{name == "commit", nil}, <-asked)
 		})
 	}
+}
+
+func TestPostgresErrorsThatNeedRepair(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]bool{
+		"28P01": true, "28000": true, // password, role
+		"3D000": true, "3F000": true, // database, schema
+		"42P01": true, "42703": true, "42501": true, // table, column, privilege
+
+		"42P05": false,                 // the pooler's doing
+		"40001": false, "40P01": false, // serialization failure, deadlock
+		"08006": false, "57P01": false, "57P03": false, // the connection broke, the server stops or starts
+		"25006": false, "53300": false, // read-only while another one takes over, too many connections
+		"55P03": false, "57014": false, // lock_timeout, statement_timeout
+	} {
+		err := failed("Reserve", &pgconn.PgError{Code: code})
+		require.Equal(t, want, isPermanent(err), code)
+		require.Equal(t, code == "42P01", strings.Contains(err.Error(), "was Migrate run?"), code)
+		var pgErr *pgconn.PgError
+		require.ErrorAs(t, err, &pgErr)
+	}
+	require.False(t, isPermanent(failed("Reserve", context.DeadlineExceeded)))
+	require.True(t, isPermanent(failed("Reserve", errUnmade)))
+	require.True(t, isPermanent(failed("Reserve", errUnstorable)))
 }
