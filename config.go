@@ -85,8 +85,9 @@ type Config struct {
 	// says false the response is sent but not recorded, and the key is free again.
 	Keep func(status int) bool
 	// ReplayHeaders are the response fields that are recorded. Nil:
-	// DefaultReplayHeaders, which a list replaces and does not add to. Fields that belong to one connection or one moment (the
-	// hop-by-hop ones, Date, Content-Length, Set-Cookie) are refused.
+	// DefaultReplayHeaders, which a list replaces and does not add to. Fields that belong
+	// to one connection or one moment (the hop-by-hop ones, Date, Content-Length,
+	// Set-Cookie) are refused.
 	ReplayHeaders []string
 	// MaxResponseBytes bounds the recorded body. 0: 1 MiB. A longer one still reaches
 	// the client whole; its record is Omitted, and a replay has an empty body.

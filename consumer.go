@@ -40,11 +40,11 @@ const defaultConsumerTTL = 14 * 24 * time.Hour
 // after a crash. A store that fails is ErrUnavailable, and fn has not run. An error of
 // fn is returned, and it or a panic frees the message for the next delivery. If fn ran
 // to success but that could not be recorded, Do returns true and an error. An empty
-// Name or messageID, or one that is not text, no Store or no fn, is an error; the store is
-// not asked.
+// Name or messageID, or one that is not text, no Store or no fn, is an error, and the
+// store is not asked.
 //
-// fn's context is ctx, ended early if the claim is lost (context.Cause then
-// matches ErrClaimLost); the record is written on a context of its own. [PostgresStore.InTx]
+// fn's context is ctx, ended early if the claim is lost (context.Cause then matches
+// ErrClaimLost); the record is written on a context of its own. [PostgresStore.InTx]
 // works inside fn and needs no response: the effects and the record then stand or fall
 // together. An error after a committed InTx gives (true, err): the message stays done.
 func (c *Consumer) Do(ctx context.Context, messageID string, fn func(context.Context) error) (ran bool, err error) {

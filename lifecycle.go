@@ -120,7 +120,7 @@ func (l *lifecycle) persist(ctx context.Context, op func(context.Context) error)
 }
 
 // permanentError is the failure of a store that trying again does not mend: somebody has
-// to change the database first. Who waits for that would only be told later.
+// to change something first. Meanwhile a caller would only be told later.
 type permanentError struct{ error }
 
 func (e *permanentError) Unwrap() error { return e.error }

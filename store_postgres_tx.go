@@ -21,8 +21,7 @@ import (
 // happened, and the handler may answer as it likes, or try again. A panic in fn rolls
 // back too. If another attempt owns the key by now, or the attempt runs on another
 // store, InTx rolls back and returns ErrClaimLost, in the second case with that store's
-// type. Errors of PostgreSQL, such as 40001
-// and 40P01, come back as pgx gives them.
+// type. Errors of PostgreSQL, such as 40001 and 40P01, come back as pgx gives them.
 //
 // Once InTx has returned nil the outcome is final: later writes to the response fail,
 // Release, KeepRef and a panic change nothing, and a second InTx runs nothing and
@@ -111,8 +110,8 @@ func (t *attemptTx) settle(ctx context.Context, resp Response, keep bool) error 
 }
 
 // notOwned tells a claim that was lost from one that was never in this store, such as that
-// of a unit test's MemoryStore. A store of the user's that wraps this one is another type,
-// yet holds the claim: so it is only named, and only when the claim was not found.
+// of a unit test's MemoryStore. It comes only after the look for the claim: a store of the
+// user's that wraps this one is another one by its type, yet has its claims here.
 func (t *attemptTx) notOwned() error {
 	if store := t.attempt.life.store; store != Store(t.store) {
 		return fmt.Errorf("%w: not found in this store: the attempt runs on another one, a %T", ErrClaimLost, store)
