@@ -3,7 +3,11 @@
 # with it. Several may run at once.
 #
 #   scripts/test.sh [arguments]    go test's own arguments go with every module's tests
-#   scripts/test.sh -- command     that command alone, with the servers up
+#   scripts/test.sh -- command     that command alone, with the servers up; nothing can be
+#                                  typed into it
+#
+# What is missing and cannot be done without is installed, as root or through sudo:
+# PostgreSQL, PgBouncer, Redis, and a C compiler for the race detector.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,16 +18,44 @@ child=  # the process group that the tests run in
 say() { printf '%s\n' "$*" >&2; }
 
 cleanup() {
-	trap - EXIT INT TERM
-	[ -z "$child" ] || kill -TERM -- "-$child" 2>/dev/null || true
+	trap - EXIT
+	trap kill_child INT TERM
+	end_child TERM
 	[ -n "$dir" ] || return 0
 	stop_pgbouncer
 	stop_postgres
 	rm -rf "$dir"
 }
+
+# interrupted passes a signal on to what runs and waits for it, so that the servers stop
+# behind their clients. A second signal ends it at once.
+interrupted() {
+	trap kill_child INT TERM
+	end_child "$1"
+	exit "$2"
+}
+
+# end_child waits for the command for as long as that takes, and for what it has started
+# and left behind for five seconds.
+end_child() {
+	[ -n "$child" ] || return 0
+	kill -"$1" -- "-$child" 2>/dev/null || true
+	wait "$child" || true
+	for _ in {1..50}; do
+		kill -0 -- "-$child" 2>/dev/null || break
+		sleep 0.1
+	done
+	kill_child
+	child=
+}
+
+kill_child() {
+	[ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null || true
+}
+
 trap cleanup EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'interrupted INT 130' INT
+trap 'interrupted TERM 143' TERM
 
 # bring COMMAND PACKAGES installs Debian packages where apt-get can, and otherwise says
 # what is missing.
@@ -209,7 +241,8 @@ if [ "${1:-}" = -- ]; then
 	bring_postgres
 	bring_pgbouncer
 	bring_redis
-	"$@"
+	[ ! -t 0 ] || exec </dev/null # it is not the terminal's own process group that reads
+	run "$@"
 	exit
 fi
 
