@@ -4,8 +4,9 @@
 //	go run ./examples/consumer
 //
 // With DATABASE_URL it keeps its ledger in PostgreSQL. CRASH=3 then makes the process
-// die while it books the third message; start it again without CRASH, and it goes on
-// where it was, with nothing lost and nothing booked twice:
+// die while it books message m3. Start it again without CRASH: it is given m3 again and
+// again until the dead process's lease has lapsed, a second after the crash, and then
+// books it, with nothing lost and nothing booked twice:
 //
 //	CRASH=3 go run ./examples/consumer
 //	go run ./examples/consumer
@@ -18,7 +19,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,10 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 {
+		fmt.Fprintf(os.Stderr, "consumer: unknown argument %q; usage: [DATABASE_URL=...] [CRASH=n] consumer\n", os.Args[1])
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := run(ctx, os.Getenv, os.Stdout); err != nil {
@@ -47,16 +52,15 @@ var stream = []message{
 }
 
 func run(ctx context.Context, getenv func(string) string, out io.Writer) error {
-	crash := 0
+	crash := ""
 	if value := getenv("CRASH"); value != "" {
-		n, err := strconv.Atoi(value)
-		if err != nil || n < 1 {
-			return fmt.Errorf("CRASH=%q: want the number of a message, from 1", value)
+		crash = "m" + value
+		if !slices.ContainsFunc(stream, func(m message) bool { return m.ID == crash }) {
+			return fmt.Errorf("CRASH=%q: want the number of a message, 1 to 5", value)
 		}
 		if getenv("DATABASE_URL") == "" {
 			return errors.New("CRASH needs DATABASE_URL: what is in memory dies with the process")
 		}
-		crash = n
 	}
 	books, err := openBooks(ctx, getenv("DATABASE_URL"))
 	if err != nil {
@@ -74,7 +78,7 @@ func run(ctx context.Context, getenv func(string) string, out io.Writer) error {
 			AfterCrash: idempotency.Rerun,
 		},
 		books: books,
-		crash: fmt.Sprintf("m%d", crash),
+		crash: crash,
 		out:   out,
 	}
 	for _, m := range stream {
@@ -103,6 +107,7 @@ func (w *worker) receive(ctx context.Context, m message) error {
 		booked, err := w.consumer.Do(ctx, m.ID, func(ctx context.Context) error {
 			return w.books.add(ctx, m, func() {
 				if m.ID == w.crash {
+					fmt.Fprintf(w.out, "%s: dying while booking it\n", m.ID)
 					os.Exit(137) // as if the machine were gone, in the middle of a transaction
 				}
 			})

@@ -32,15 +32,29 @@ func TestBooksEachMessageOnce(t *testing.T) {
 	}
 }
 
+func build(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "consumer")
+	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, string(out))
+	return binary
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(build(t), "-crash", "3")
+	out, err := cmd.CombinedOutput()
+	require.ErrorAs(t, err, new(*exec.ExitError))
+	require.Equal(t, 2, cmd.ProcessState.ExitCode())
+	require.Equal(t, "consumer: unknown argument \"-crash\"; usage: [DATABASE_URL=...] [CRASH=n] consumer\n", string(out))
+}
+
 // The process dies between the effect and its commit; the next one finds the claim in
 // flight, waits for the lease, and books the message once.
 func TestACrashLosesNothingAndDoublesNothing(t *testing.T) {
 	t.Parallel()
 	database := testdb.Database(t)
-	binary := filepath.Join(t.TempDir(), "consumer")
-	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, string(out))
-
+	binary := build(t)
 	consume := func(env ...string) (string, int) {
 		cmd := exec.Command(binary)
 		cmd.Env = append(append(os.Environ(), "DATABASE_URL="+database), env...)
@@ -52,7 +66,7 @@ func TestACrashLosesNothingAndDoublesNothing(t *testing.T) {
 	}
 	printed, code := consume("CRASH=3")
 	require.Equal(t, 137, code)
-	require.True(t, strings.HasSuffix(printed, "m2: a duplicate\n"), printed)
+	require.True(t, strings.HasSuffix(printed, "m2: a duplicate\nm3: dying while booking it\n"), printed)
 
 	printed, code = consume()
 	require.Zero(t, code, printed)
@@ -68,6 +82,8 @@ func TestBadConfiguration(t *testing.T) {
 		want string
 	}{
 		"CRASH is no number":        {map[string]string{"CRASH": "x"}, "want the number of a message"},
+		"CRASH before the messages": {map[string]string{"CRASH": "0"}, `CRASH="0": want the number of a message`},
+		"CRASH behind the messages": {map[string]string{"CRASH": "6"}, `CRASH="6": want the number of a message`},
 		"CRASH in memory":           {map[string]string{"CRASH": "1"}, "CRASH needs DATABASE_URL"},
 		"DATABASE_URL is no URL":    {map[string]string{"DATABASE_URL": "postgres://%"}, "DATABASE_URL"},
 		"DATABASE_URL is not there": {map[string]string{"DATABASE_URL": "postgres://127.0.0.1:1/x"}, "DATABASE_URL"},
