@@ -29,6 +29,11 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 {
+		fmt.Fprintf(os.Stderr, "payments: unknown argument %q; usage: [ADDR=host:port] [DATABASE_URL=...] "+
+			"[CARD_NETWORK_LATENCY=d] [LEASE=d] [AFTER_CRASH=hold|rerun] payments\n", os.Args[1])
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	if err := run(ctx, os.Getenv, os.Stdout); err != nil {

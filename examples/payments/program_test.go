@@ -154,6 +154,15 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(payments, "-addr", ":0")
+	out, err := cmd.CombinedOutput()
+	require.ErrorAs(t, err, new(*exec.ExitError))
+	require.Equal(t, 2, cmd.ProcessState.ExitCode())
+	require.Regexp(t, `\Apayments: unknown argument "-addr"; usage: \[ADDR=host:port\] .* payments\n\z`, string(out))
+}
+
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	p := launch(t)
