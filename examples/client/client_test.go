@@ -194,7 +194,7 @@ func TestReportsWrongFlags(t *testing.T) {
 	}
 	out, err := inProcess(t, "-h")
 	require.NoError(t, err)
-	for _, name := range []string{"-url", "-state", "-amount", "-currency", "-source"} {
+	for _, name := range []string{"-url", "-state", "-amount", "-currency", "-source", "API_KEY"} {
 		assert.Contains(t, out, name)
 	}
 }

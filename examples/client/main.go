@@ -80,6 +80,7 @@ func parse(args []string, out io.Writer) (path string, o order, err error) {
 		}
 		flags.SetOutput(out)
 		flags.Usage()
+		fmt.Fprintln(out, "The API key comes from the environment: API_KEY, sk_test_1 by default.")
 		return "", order{}, nil
 	}
 	u, err := url.Parse(o.URL)
