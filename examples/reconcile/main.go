@@ -9,6 +9,11 @@
 // List changes nothing and shows what resolve would do. A charge that was made is
 // booked, and the client's next retry gets the 201 it has been waiting for. Where none
 // was made the key is freed, and the retry runs from the beginning.
+//
+// Not listed is a charge that could not be booked and was answered 503: its key is free,
+// and the client's retry books it. If none comes, the money stays taken without a claim
+// that shows it. For that, a service compares the card network's own statement with its
+// ledger.
 package main
 
 import (
