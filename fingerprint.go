@@ -150,7 +150,10 @@ func FingerprintFields(names ...string) func(*http.Request, []byte) ([]byte, err
 // work. A value that is no media type is cut and trimmed in the same way; one beyond
 // ASCII keeps its bytes, as Unicode's lower case would make different ones equal.
 func mediaType(r *http.Request) string {
-	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	var media string
+	if lines := r.Header["Content-Type"]; len(lines) > 0 {
+		media, _, _ = strings.Cut(lines[0], ";")
+	}
 	media = strings.Trim(media, " \t")
 	for i := range len(media) {
 		if media[i] >= utf8.RuneSelf {

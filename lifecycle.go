@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	mathrand "math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -56,8 +57,8 @@ func newToken() (token uuid.UUID) {
 // nothing may run.
 func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked time.Time, err error) {
 	asked = time.Now()
-	if l.inProcess() {
-		rec, err = l.store.Reserve(ctx, claim)
+	if memory, ok := l.store.(*MemoryStore); ok {
+		rec, err = memory.reservePacked(ctx, claim)
 		return rec, asked, err
 	}
 	err = l.persist(ctx, func(ctx context.Context) error {
@@ -148,21 +149,21 @@ func (l *lifecycle) try(ctx context.Context, timeout time.Duration, op func(cont
 
 // gate counts what is running, so that Drain can wait for none.
 type gate struct {
+	n atomic.Int64
+
 	mu   sync.Mutex
-	n    int
 	idle chan struct{} // non-nil while somebody waits; closed at 0
 }
 
-func (g *gate) enter() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.n++
-}
+func (g *gate) enter() { g.n.Add(1) }
 
 func (g *gate) leave() {
+	if g.n.Add(-1) > 0 {
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.n--; g.n == 0 && g.idle != nil {
+	if g.idle != nil && g.n.Load() == 0 {
 		close(g.idle)
 		g.idle = nil
 	}
@@ -170,14 +171,14 @@ func (g *gate) leave() {
 
 func (g *gate) wait(ctx context.Context) error {
 	g.mu.Lock()
-	if g.n == 0 {
-		g.mu.Unlock()
-		return nil
-	}
 	if g.idle == nil {
 		g.idle = make(chan struct{})
 	}
 	idle := g.idle
+	if g.n.Load() == 0 {
+		close(idle)
+		g.idle = nil
+	}
 	g.mu.Unlock()
 	select {
 	case <-idle:

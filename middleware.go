@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -31,6 +32,7 @@ func New(store Store, cfg Config) (*Middleware, error) {
 		return nil, err
 	}
 	cfg.Header = http.CanonicalHeaderKey(cfg.Header)
+	cfg.ReplayedHeader = http.CanonicalHeaderKey(cfg.ReplayedHeader)
 	cfg.Methods = slices.Clone(cfg.Methods)
 	names := make([]string, 0, len(cfg.ReplayHeaders))
 	for _, name := range cfg.ReplayHeaders {
@@ -63,7 +65,10 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		x := exchange{m: m, w: w, r: r, next: next, arrived: time.Now()}
+		x := exchange{m: m, w: w, r: r, next: next}
+		if m.cfg.Observe != nil {
+			x.arrived = time.Now()
+		}
 		x.serve()
 		x.recycle()
 	})
@@ -81,7 +86,7 @@ type exchange struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	next    http.Handler
-	arrived time.Time
+	arrived time.Time // if somebody observes
 
 	key   Key
 	body  *bytes.Buffer // nil until it has been read
@@ -224,8 +229,11 @@ func storable(s string) bool {
 		if s[i] == 0 {
 			return false
 		}
+		if s[i] >= utf8.RuneSelf {
+			return utf8.ValidString(s[i:]) && strings.IndexByte(s[i:], 0) < 0
+		}
 	}
-	return utf8.ValidString(s)
+	return true
 }
 
 // read takes the body in, and with it the fingerprint and the claim.

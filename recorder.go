@@ -40,21 +40,22 @@ type recorder struct {
 	overflown bool  // the body has passed MaxResponseBytes, and the record was tried
 	streaming bool  // the record is written, the response under way
 	holding   bool  // a transaction must see the response whole: no overflow yet
-	keptUsed  bool  // keptSpace is a Response's, and a store may be at work on it still
+	keptUsed  bool  // space.kept is a Response's, and a store may be at work on it still
 	sealed    error // non-nil: the response is final, and this is what later writes get
 
-	// Room for a usual response, so that keeping it needs no memory of its own.
-	bodySpace  [512]byte
-	fieldSpace [8]headercode.Field
+	// Room for a usual response, so that keeping it needs no memory of its own. What
+	// outlives the run, since an outer ResponseWriter is given it, is part of it.
+	space      *fieldSpace // nil before the status is set and after recycle
+	bodySpace  [256]byte
 	valueSpace [8]string
-	keptSpace  [4]headercode.Field // for the first Response alone
 }
 
 func (rec *recorder) init(w http.ResponseWriter, a *Attempt) {
 	rec.w, rec.attempt = w, a
 	rec.outer = w.Header()
-	rec.header = rec.outer.Clone()
-	if rec.header == nil {
+	if len(rec.outer) > 0 {
+		rec.header = rec.outer.Clone()
+	} else {
 		rec.header = make(http.Header)
 	}
 }
@@ -97,15 +98,16 @@ func (rec *recorder) inform(status int) {
 func (rec *recorder) setStatus(status int) {
 	rec.status = status
 	rec.length = -1
-	if declared := rec.header.Get("Content-Length"); declared != "" {
-		n, err := strconv.ParseInt(strings.TrimSpace(declared), 10, 64)
+	if declared := rec.header["Content-Length"]; len(declared) > 0 && declared[0] != "" {
+		n, err := strconv.ParseInt(strings.TrimSpace(declared[0]), 10, 64)
 		if err == nil && n >= 0 {
 			rec.length = n
 		} else {
 			rec.header.Del("Content-Length") // net/http would not send it either
 		}
 	}
-	fields, values := rec.fieldSpace[:0], rec.valueSpace[:0]
+	rec.space = fieldSpaces.Get().(*fieldSpace)
+	fields, values := rec.space.frozen[:0], rec.valueSpace[:0]
 	for name, lines := range rec.header {
 		first := len(values)
 		values = append(values, lines...)

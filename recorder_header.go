@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
+	"sync"
 
 	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
 )
@@ -39,8 +40,8 @@ func (rec *recorder) response() Response {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	resp := Response{Status: rec.status, Body: rec.body, Omitted: rec.overflown}
-	if !rec.keptUsed {
-		rec.keptUsed, resp.fields = true, rec.keptSpace[:0]
+	if !rec.keptUsed && rec.space != nil {
+		rec.keptUsed, resp.fields = true, rec.space.kept[:0]
 	}
 	for _, f := range rec.frozen {
 		if !slices.Contains(rec.attempt.cfg.ReplayHeaders, textproto.CanonicalMIMEHeaderKey(f.Name)) {
@@ -56,6 +57,28 @@ func (rec *recorder) response() Response {
 		resp.fields = append(resp.fields, f)
 	}
 	return resp
+}
+
+// fieldSpace is room for the fields of a response. It is pooled, because only a recorder
+// and the stores of this package see it, and these keep no field beyond a call.
+type fieldSpace struct {
+	frozen [16]headercode.Field
+	kept   [8]headercode.Field // for the first Response alone
+}
+
+var fieldSpaces = sync.Pool{New: func() any { return new(fieldSpace) }}
+
+// recycle gives the fields' room to a later response when the run is over: not if a
+// goroutine that the handler left behind may be in a store with it.
+func (rec *recorder) recycle() {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.space == nil || rec.overflown || rec.holding {
+		return
+	}
+	*rec.space = fieldSpace{}
+	fieldSpaces.Put(rec.space)
+	rec.space, rec.frozen = nil, nil
 }
 
 // forStore returns r as s expects it: a store of this package takes the fields as they

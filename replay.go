@@ -3,20 +3,16 @@ package idempotency
 import (
 	"net/http"
 	"slices"
+
+	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
 )
 
 // replay answers from the record. The handler is not called.
 func (x *exchange) replay(rec Record) {
-	defer x.observe(Event{Outcome: Replayed, Status: rec.Response.Status, Attempt: rec.Attempt})
-	resp := rec.Response
+	resp := x.restore(rec)
+	defer x.observe(Event{Outcome: Replayed, Status: resp.Status, Attempt: rec.Attempt})
 	h := x.w.Header()
-	for name, values := range resp.Header {
-		if slices.Contains(resp.Appended, name) {
-			values = slices.Concat(h[name], values) // the outer layer may share its slice
-		}
-		h[name] = values
-	}
-	h[http.CanonicalHeaderKey(x.m.cfg.ReplayedHeader)] = []string{"true"}
+	h[x.m.cfg.ReplayedHeader] = []string{"true"}
 
 	if resp.Ref != "" && x.m.cfg.Rebuild != nil {
 		x.rebuild(resp)
@@ -31,6 +27,27 @@ func (x *exchange) replay(rec Record) {
 	if len(resp.Body) > 0 {
 		x.w.Write(resp.Body)
 	}
+}
+
+// restore gives the response the recorded header. Status, body and ref are returned.
+func (x *exchange) restore(rec Record) Response {
+	h := x.w.Header()
+	set := func(f headercode.Field) {
+		if f.Appended {
+			f.Values = slices.Concat(h[f.Name], f.Values) // the outer layer may share its slice
+		}
+		h[f.Name] = f.Values
+	}
+	if rec.packed != "" {
+		resp, header := splitOutcome(rec.packed)
+		_ = headercode.Walk(header, set) // what is in memory is as it was written
+		return resp
+	}
+	resp := rec.Response
+	for name, values := range resp.Header {
+		set(headercode.Field{Name: name, Values: values, Appended: slices.Contains(resp.Appended, name)})
+	}
+	return resp
 }
 
 // rebuild lets Config.Rebuild write the body that the record holds a ref to.

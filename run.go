@@ -73,6 +73,7 @@ func (x *exchange) conclude(a *Attempt, returned bool) {
 		}
 	case !a.rec.streaming:
 		a.rec.send()
+		a.rec.recycle()
 	}
 	x.observe(event)
 }

@@ -106,6 +106,10 @@ type Record struct {
 	LeaseLeft   time.Duration // if Acquired or InFlight
 	CreatedAt   time.Time     // the first reservation, by the store's clock
 	Response    Response      // if Completed
+
+	// packed is Response as a MemoryStore keeps it. The middleware alone is given it, to
+	// unpack it into a replay with fewer copies.
+	packed string
 }
 
 // State says where a key's record stands.

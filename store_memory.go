@@ -48,23 +48,29 @@ var errStuckLimit = errors.New("idempotency: Stuck: limit must be positive")
 
 // Reserve implements [Store].
 func (s *MemoryStore) Reserve(ctx context.Context, c Claim) (Record, error) {
-	if err := ctx.Err(); err != nil {
-		return Record{}, err
-	}
-	rec, outcome, err := s.reserve(c)
-	if errors.Is(err, ErrStoreFull) {
-		s.forgetAll()
-		rec, outcome, err = s.reserve(c)
-	}
-	if err != nil || outcome == "" {
+	rec, err := s.reservePacked(ctx, c)
+	if err != nil || rec.packed == "" {
 		return rec, err
 	}
-	rec.Response, err = decodeOutcome(outcome) // a long body is copied outside the lock
+	rec.Response, err = decodeOutcome(rec.packed) // a long body is copied outside the lock
+	rec.packed = ""
 	return rec, err
 }
 
-// reserve does what Reserve promises, but leaves the response encoded.
-func (s *MemoryStore) reserve(c Claim) (rec Record, outcome string, err error) {
+// reservePacked is Reserve that leaves the response of a Completed record packed.
+func (s *MemoryStore) reservePacked(ctx context.Context, c Claim) (Record, error) {
+	if err := ctx.Err(); err != nil {
+		return Record{}, err
+	}
+	rec, err := s.reserve(c)
+	if errors.Is(err, ErrStoreFull) {
+		s.forgetAll()
+		rec, err = s.reserve(c)
+	}
+	return rec, err
+}
+
+func (s *MemoryStore) reserve(c Claim) (rec Record, err error) {
 	sh, hash := s.lock(c.Key)
 	defer sh.mu.Unlock()
 	now := s.now()
@@ -79,13 +85,13 @@ func (s *MemoryStore) reserve(c Claim) (rec Record, outcome string, err error) {
 	switch {
 	case r == nil:
 		if !s.makeRoom() {
-			return Record{}, "", ErrStoreFull
+			return Record{}, ErrStoreFull
 		}
 		r = sh.insert(hash, newMemoryRecord(c, now))
 		state = Acquired
 	case r.outcome != "":
 		if r.fingerprint == c.Fingerprint {
-			outcome = r.outcome
+			rec.packed = r.outcome
 		}
 	case r.token == c.Token: // the reply to an earlier call was lost
 		sh.extend(r, now, c.Lease)
@@ -101,16 +107,12 @@ func (s *MemoryStore) reserve(c Claim) (rec Record, outcome string, err error) {
 	default:
 		state = Interrupted
 	}
-	rec = Record{
-		State:       state,
-		Fingerprint: r.fingerprint,
-		Attempt:     int(r.attempt),
-		CreatedAt:   s.epoch.Add(r.createdAt),
-	}
+	rec.State, rec.Fingerprint = state, r.fingerprint
+	rec.Attempt, rec.CreatedAt = int(r.attempt), s.epoch.Add(r.createdAt)
 	if state == Acquired || state == InFlight {
 		rec.LeaseLeft = max(r.leaseEnd-now, 0)
 	}
-	return rec, outcome, nil
+	return rec, nil
 }
 
 // Extend implements [Store].

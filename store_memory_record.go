@@ -205,15 +205,21 @@ func encodeOutcome(resp Response) string {
 // decodeOutcome reads what encodeOutcome wrote. Nothing of the result that can be
 // changed is shared with outcome.
 func decodeOutcome(outcome string) (resp Response, err error) {
+	resp, header := splitOutcome(outcome)
+	resp.Header, resp.Appended, err = headercode.DecodeString(header)
+	return resp, err
+}
+
+// splitOutcome is decodeOutcome that leaves the header encoded.
+func splitOutcome(outcome string) (resp Response, header string) {
 	status, rest := cutUvarint(outcome)
 	headerLen, rest := cutUvarint(rest)
 	refLen, rest := cutUvarint(rest)
-	header, rest := rest[:headerLen], rest[headerLen:]
+	header, rest = rest[:headerLen], rest[headerLen:]
 
 	resp.Status, resp.Omitted = int(status>>1), status&1 == 1
 	resp.Ref, resp.Body = rest[:refLen], []byte(rest[refLen:])
-	resp.Header, resp.Appended, err = headercode.DecodeString(header)
-	return resp, err
+	return resp, header
 }
 
 func cutUvarint(s string) (n uint64, rest string) {

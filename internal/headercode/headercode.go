@@ -82,35 +82,54 @@ func DecodeString(s string) (h http.Header, appended []string, err error) {
 	if s == "" {
 		return nil, nil, nil
 	}
-	if s[0] != version {
+	names := 0
+	err = Walk(s, func(f Field) {
+		if h == nil {
+			h = make(http.Header)
+		}
+		names++
+		h[f.Name] = f.Values
+		if f.Appended {
+			appended = append(appended, f.Name)
+		}
+	})
+	if err != nil || len(h) != names {
 		return nil, nil, errCorrupt
+	}
+	return h, appended, nil
+}
+
+// Walk calls visit with each field of an encoding, in the order of the names, which are
+// parts of s, as are the values. It fails if s is corrupt, perhaps after some calls.
+func Walk(s string, visit func(Field)) error {
+	if s == "" {
+		return nil
+	}
+	if s[0] != version {
+		return errCorrupt
 	}
 	d := decoder{rest: s[1:]}
 	names, total := d.uvarint(), d.uvarint()
 	// A name takes two bytes at least and a value one: corrupt counts claim no memory.
 	if names > uint64(len(d.rest))/2 || total > uint64(len(d.rest)) {
-		return nil, nil, errCorrupt
+		return errCorrupt
 	}
-	h = make(http.Header, names)
 	values := make([]string, 0, total) // one piece of memory for the values of all names
 	for range names {
 		name, count, first := d.string(), d.uvarint(), len(values)
 		if count>>1 > total-uint64(first) {
-			return nil, nil, errCorrupt
+			return errCorrupt
 		}
 		for range count >> 1 {
 			values = append(values, d.string())
 		}
 		// Capped, so that appending to one name's values leaves the next name's alone.
-		h[name] = values[first:len(values):len(values)]
-		if count&1 == 1 {
-			appended = append(appended, name)
-		}
+		visit(Field{name, values[first:len(values):len(values)], count&1 == 1})
 	}
-	if d.bad || d.rest != "" || uint64(len(h)) != names || uint64(len(values)) != total {
-		return nil, nil, errCorrupt
+	if d.bad || d.rest != "" || uint64(len(values)) != total {
+		return errCorrupt
 	}
-	return h, appended, nil
+	return nil
 }
 
 // decoder reads from the front of rest. Once a read fails bad stays true.
