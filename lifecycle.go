@@ -152,7 +152,7 @@ type gate struct {
 	n atomic.Int64
 
 	mu   sync.Mutex
-	idle chan struct{} // non-nil while somebody waits; closed at 0
+	idle chan struct{} // non-nil if somebody may wait; closed at 0
 }
 
 func (g *gate) enter() { g.n.Add(1) }
@@ -172,14 +172,13 @@ func (g *gate) leave() {
 func (g *gate) wait(ctx context.Context) error {
 	g.mu.Lock()
 	if g.idle == nil {
-		g.idle = make(chan struct{})
+		g.idle = make(chan struct{}) // before n is read: the last one to leave looks for it after
 	}
 	idle := g.idle
-	if g.n.Load() == 0 {
-		close(idle)
-		g.idle = nil
-	}
 	g.mu.Unlock()
+	if g.n.Load() == 0 {
+		return nil
+	}
 	select {
 	case <-idle:
 		return nil
