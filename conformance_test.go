@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -15,14 +16,18 @@ import (
 func TestPostgresStoreConforms(t *testing.T) {
 	t.Parallel()
 	exec := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }
+	direct := func(t *testing.T) *pgxpool.Pool { return testdb.Pool(t) }
 	for name, c := range map[string]struct {
-		pool func(t *testing.T) *pgxpool.Pool
-		cfg  idempotency.PostgresConfig
+		pool      func(t *testing.T) *pgxpool.Pool
+		cfg       idempotency.PostgresConfig
+		elsewhere bool
 	}{
-		"grouped":   {func(t *testing.T) *pgxpool.Pool { return testdb.Pool(t) }, idempotency.PostgresConfig{}},
-		"ungrouped": {func(t *testing.T) *pgxpool.Pool { return testdb.Pool(t) }, idempotency.PostgresConfig{Ungrouped: true}},
-		"through PgBouncer": {func(t *testing.T) *pgxpool.Pool { return testdb.PoolAt(t, testdb.PgBouncerURL(t), exec) },
-			idempotency.PostgresConfig{}},
+		"grouped":                    {pool: direct},
+		"ungrouped":                  {pool: direct, cfg: idempotency.PostgresConfig{Ungrouped: true}},
+		"retried at another process": {pool: direct, elsewhere: true},
+		"through PgBouncer": {pool: func(t *testing.T) *pgxpool.Pool {
+			return testdb.PoolAt(t, testdb.PgBouncerURL(t), exec)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -33,8 +38,26 @@ func TestPostgresStoreConforms(t *testing.T) {
 				store, err := idempotency.NewPostgresStore(pool, cfg)
 				require.NoError(t, err)
 				require.NoError(t, store.Migrate(t.Context()))
+				if c.elsewhere {
+					return elsewhere{store, pool, cfg}
+				}
 				return store
 			})
 		})
 	}
+}
+
+// elsewhere reserves each time in a store, and so a process, that has met no key before.
+type elsewhere struct {
+	*idempotency.PostgresStore
+	pool *pgxpool.Pool
+	cfg  idempotency.PostgresConfig
+}
+
+func (e elsewhere) Reserve(ctx context.Context, c idempotency.Claim) (idempotency.Record, error) {
+	store, err := idempotency.NewPostgresStore(e.pool, e.cfg)
+	if err != nil {
+		return idempotency.Record{}, err
+	}
+	return store.Reserve(ctx, c)
 }

@@ -37,11 +37,12 @@ type PostgresConfig struct {
 // must be made by [NewPostgresStore], or its methods fail, and they may be called
 // concurrently.
 //
-// A fresh request costs two round trips, a replay at most two and no write. Every call
-// is a few single statements, each a transaction of its own: a connection is held for
-// a statement, no session state is used, and any query mode of pgx will do. Statements
-// that the server rolled back for the sake of another (serialization failure, deadlock)
-// are repeated a few times. Contexts are used as they are given; no time-out is added.
+// A fresh request costs two round trips; a replay no write and one round trip, or two if
+// this process has not met its key among the last 65,000 or so. Every call is a few
+// single statements, each a transaction of its own: a connection is held for a statement,
+// no session state is used, and any query mode of pgx will do. Statements that the server
+// rolled back for the sake of another (serialization failure, deadlock) are repeated a
+// few times. Contexts are used as they are given; no time-out is added.
 //
 // An error other than [ErrClaimLost] wraps pgx's and says nothing of the key.
 type PostgresStore struct {
@@ -49,6 +50,7 @@ type PostgresStore struct {
 	table tableName
 	sql   statements
 
+	recent *recentKeys
 	// Nil if Ungrouped.
 	insertions  *group[Claim, insertion]
 	completions *group[outcome, bool]
@@ -67,7 +69,7 @@ func NewPostgresStore(db PostgresDB, cfg PostgresConfig) (*PostgresStore, error)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: NewPostgresStore: %w", err)
 	}
-	s := &PostgresStore{db: db, table: table, sql: newStatements(table)}
+	s := &PostgresStore{db: db, table: table, sql: newStatements(table), recent: new(recentKeys)}
 	if !cfg.Ungrouped {
 		s.insertions = &group[Claim, insertion]{
 			alone: s.insertAlone, together: s.insertTogether, keep: func(c Claim) Claim { return c },
@@ -106,12 +108,14 @@ func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
 	}
 	var rec Record
 	err := again(ctx, func() error {
+		lookFirst := s.recent.contains(c.Key.id())
 		for range maxLooks {
 			var decided bool
 			var err error
-			if rec, decided, err = s.tryReserve(ctx, c); err != nil || decided {
+			if rec, decided, err = s.tryReserve(ctx, c, lookFirst); err != nil || decided {
 				return err
 			}
+			lookFirst = false
 		}
 		return errRestless
 	})
@@ -122,26 +126,43 @@ func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
 }
 
 // tryReserve inserts first, because most requests are fresh, and looks only at what was
-// in the way. It is undecided if the record was gone at the look, or no longer what it
-// was when it came to taking it.
-func (s *PostgresStore) tryReserve(ctx context.Context, c Claim) (rec Record, decided bool, err error) {
-	made, err := s.insert(ctx, c)
-	if err != nil || made.inserted {
-		return c.acquired(1, made.createdAt), made.inserted, err
+// in the way. Only for a key that has a record in all likelihood it looks first: nothing
+// is taken but by a statement that makes sure of it. It is undecided if there was no
+// record at the look, or it was no longer what it was when it came to taking it.
+func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, lookFirst bool) (rec Record, decided bool, err error) {
+	id := c.Key.id()
+	if !lookFirst {
+		made, err := s.insert(ctx, c)
+		if err != nil {
+			return Record{}, false, err
+		}
+		s.recent.add(id) // its own record, or the one in the way
+		if made.inserted {
+			return c.acquired(1, made.createdAt), true, nil
+		}
 	}
 	row, found, err := s.find(ctx, c)
-	switch {
-	case err != nil || !found:
+	if err != nil {
 		return Record{}, false, err
+	}
+	if !found {
+		s.recent.remove(id)
+		return Record{}, false, nil
+	}
+	return s.meet(ctx, c, row)
+}
+
+// meet answers a claim whose key has a record, or takes the record over.
+func (s *PostgresStore) meet(ctx context.Context, c Claim, row postgresRow) (rec Record, decided bool, err error) {
+	id, token := uuidOf(c.Key.id()), uuidOf(c.Token)
+	switch {
 	case row.dead():
-		return s.take(ctx, c, s.sql.replace, uuidOf(c.Key.id()), uuidOf(c.Token),
-			c.Fingerprint[:], micros(c.Lease), micros(c.TTL))
+		return s.take(ctx, c, s.sql.replace, id, token, c.Fingerprint[:], micros(c.Lease), micros(c.TTL))
 	case row.completed: // whoever asks
-	case row.token == uuidOf(c.Token): // the reply to an earlier call was lost
-		return s.take(ctx, c, s.sql.extend, uuidOf(c.Key.id()), uuidOf(c.Token), micros(c.Lease))
+	case row.token == token: // the reply to an earlier call was lost
+		return s.take(ctx, c, s.sql.extend, id, token, micros(c.Lease))
 	case c.Rerun && row.lapsed() && row.fingerprint == c.Fingerprint:
-		return s.take(ctx, c, s.sql.retake, uuidOf(c.Key.id()), uuidOf(c.Token),
-			c.Fingerprint[:], micros(c.Lease))
+		return s.take(ctx, c, s.sql.retake, id, token, c.Fingerprint[:], micros(c.Lease))
 	}
 	rec, err = row.record()
 	return rec, true, err
@@ -238,6 +259,7 @@ func (s *PostgresStore) Release(ctx context.Context, c Claim) error {
 
 // release frees the key unless c does not own it in progress.
 func (s *PostgresStore) release(ctx context.Context, q querier, c Claim) (bool, error) {
+	s.recent.remove(c.Key.id())
 	tag, err := q.Exec(ctx, s.sql.release, uuidOf(c.Key.id()), uuidOf(c.Token))
 	return tag.RowsAffected() == 1, err
 }

@@ -61,18 +61,54 @@ func TestPostgresRoundTrips(t *testing.T) {
 	t.Parallel()
 	var count trips
 	s, _ := newCostStore(t, count.trace)
+	elsewhere := func() *PostgresStore { // another process, which has met no key
+		return &PostgresStore{db: s.db, table: s.table, sql: s.sql, recent: new(recentKeys)}
+	}
 	complete := func(c Claim) { require.NoError(t, s.Complete(t.Context(), c, costResponse())) }
 	for i := range 2 { // the first time each statement is prepared as well
-		c := costClaim(i)
-		got := []int64{
-			count.of(func() { costReserve(t, s, c, Acquired) }),
-			count.of(func() { costReserve(t, s, another(c), InFlight) }),
-			count.of(func() { require.NoError(t, s.Extend(t.Context(), c)) }),
-			count.of(func() { complete(c) }),
-			count.of(func() { costReserve(t, s, another(c), Completed) }),
+		c, freed := costClaim(2*i), costClaim(2*i+1)
+		other := elsewhere()
+		got := map[string]int64{
+			"fresh":               count.of(func() { costReserve(t, s, c, Acquired) }),
+			"in flight":           count.of(func() { costReserve(t, s, another(c), InFlight) }),
+			"in flight elsewhere": count.of(func() { costReserve(t, elsewhere(), another(c), InFlight) }),
+			"extend":              count.of(func() { require.NoError(t, s.Extend(t.Context(), c)) }),
+			"complete":            count.of(func() { complete(c) }),
+			"replay":              count.of(func() { costReserve(t, s, another(c), Completed) }),
+			"replay elsewhere":    count.of(func() { costReserve(t, other, another(c), Completed) }),
+			"and once more":       count.of(func() { costReserve(t, other, another(c), Completed) }),
+			"before a release":    count.of(func() { costReserve(t, s, freed, Acquired) }),
+			"release":             count.of(func() { require.NoError(t, s.Release(t.Context(), freed)) }),
+			"after a release":     count.of(func() { costReserve(t, s, another(freed), Acquired) }),
 		}
 		if i == 1 {
-			require.Equal(t, []int64{1, 2, 1, 1, 2}, got)
+			require.Equal(t, map[string]int64{
+				"fresh": 1, "in flight": 1, "in flight elsewhere": 2, "extend": 1, "complete": 1,
+				"replay": 1, "replay elsewhere": 2, "and once more": 1,
+				"before a release": 1, "release": 1, "after a release": 1,
+			}, got)
+		}
+	}
+}
+
+// A store that thinks it knows a key's record looks for it in vain once, and inserts.
+func TestPostgresRecordGoneWithoutTheStoreKnowing(t *testing.T) {
+	t.Parallel()
+	var count trips
+	s, pool := newCostStore(t, count.trace)
+	gone := func(c Claim) {
+		_, err := pool.Exec(t.Context(), "DELETE FROM "+s.table.quoted()+" WHERE id = $1::uuid", uuidOf(c.Key.id()))
+		require.NoError(t, err)
+	}
+	for i := range 2 {
+		c := costClaim(i)
+		costReserve(t, s, c, Acquired)
+		require.NoError(t, s.Complete(t.Context(), c, costResponse()))
+		costReserve(t, s, another(c), Completed)
+		gone(c)
+		got := count.of(func() { costReserve(t, s, another(c), Acquired) })
+		if i == 1 { // the first time each statement is prepared as well
+			require.EqualValues(t, 2, got)
 		}
 	}
 }
