@@ -181,10 +181,10 @@ func (a *Attempt) write(resp Response, keep bool) error {
 	}
 	ctx := context.WithoutCancel(a.ctx.values)
 	if keep {
-		return a.life.persist(ctx, func(ctx context.Context) error { return store.Complete(ctx, claim, resp) })
+		return a.life.persist(ctx, neverHopeless, func(ctx context.Context) error { return store.Complete(ctx, claim, resp) })
 	}
 	tries := 0
-	err := a.life.persist(ctx, func(ctx context.Context) error {
+	err := a.life.persist(ctx, neverHopeless, func(ctx context.Context) error {
 		tries++
 		return store.Release(ctx, claim)
 	})

@@ -61,7 +61,7 @@ func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked
 		rec, err = memory.reservePacked(ctx, claim)
 		return rec, asked, err
 	}
-	err = l.persist(ctx, func(ctx context.Context) error {
+	err = l.persist(ctx, isPermanent, func(ctx context.Context) error {
 		asked = time.Now()
 		rec, err = l.store.Reserve(ctx, claim)
 		return err
@@ -102,15 +102,15 @@ func (l *lifecycle) inProcess() bool {
 	return memory
 }
 
-// persist calls op until it succeeds, is refused for good, or StoreTimeout is over or
-// ctx ends. One try gets half of the time at most, so that a connection which went
+// persist calls op until it succeeds, is refused for good, fails as hopeless has it, or
+// StoreTimeout is over or ctx ends. One try gets half of the time at most, so that a connection which went
 // silent leaves some for another one. The waits grow and are spread: a store that comes
 // back must not be met by everybody at once.
-func (l *lifecycle) persist(ctx context.Context, op func(context.Context) error) error {
+func (l *lifecycle) persist(ctx context.Context, hopeless func(error) bool, op func(context.Context) error) error {
 	end := time.Now().Add(l.storeTimeout)
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 500*time.Millisecond) {
 		err := l.try(ctx, min(l.storeTimeout/2, time.Until(end)), op)
-		if err == nil || errors.Is(err, ErrClaimLost) || errors.Is(err, ErrStoreFull) || isPermanent(err) {
+		if err == nil || errors.Is(err, ErrClaimLost) || errors.Is(err, ErrStoreFull) || hopeless(err) {
 			return err
 		}
 		delay := wait/2 + mathrand.N(wait)
@@ -121,7 +121,7 @@ func (l *lifecycle) persist(ctx context.Context, op func(context.Context) error)
 }
 
 // permanentError is the failure of a store that trying again does not mend: somebody has
-// to change something first. Meanwhile a caller would only be told later.
+// to change something first. A request of which nothing was run is told so at once.
 type permanentError struct{ error }
 
 func (e *permanentError) Unwrap() error { return e.error }
@@ -130,6 +130,10 @@ func isPermanent(err error) bool {
 	var permanent *permanentError
 	return errors.As(err, &permanent)
 }
+
+// neverHopeless is for an outcome: so much hangs on its record that whoever mends the
+// store just now, say its password, should be waited for.
+func neverHopeless(error) bool { return false }
 
 // try calls op with a context that ends after the timeout or at ctx's deadline, but not
 // when ctx is cancelled: a client that leaves would cut a statement off which is done

@@ -136,7 +136,7 @@ func (t *attemptTx) commit(ctx context.Context, keep bool) error {
 	}
 
 	var stands bool
-	askErr := t.attempt.life.persist(context.WithoutCancel(ctx), func(ctx context.Context) (err error) {
+	askErr := t.attempt.life.persist(context.WithoutCancel(ctx), neverHopeless, func(ctx context.Context) (err error) {
 		stands, err = t.store.settledBy(ctx, t.attempt.claim, keep)
 		return err
 	})
