@@ -67,8 +67,8 @@ type Config struct {
 	// own leaving never ends it.
 	HandlerTimeout time.Duration
 	// StoreTimeout is the longest that one step, to reserve or to record, may go on
-	// trying. A failure that no second try can mend, such as a missing table, ends it at
-	// once. 0: 5 s.
+	// trying. Before the handler has run, a failure that no second try can mend, such as
+	// a missing table, ends it at once. 0: 5 s.
 	StoreTimeout time.Duration
 	// AfterCrash says what a retry meets when the process died in the handler.
 	AfterCrash AfterCrash

@@ -41,6 +41,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
@@ -60,6 +63,10 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.database, "database", tempdb.FromEnv(), "a PostgreSQL server, as a postgres:// URL")
 	flags.StringVar(&o.out, "out", "results", "where the results are written")
 	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			flags.SetOutput(os.Stdout)
+			flags.PrintDefaults()
+		}
 		return o, err
 	}
 	switch {

@@ -47,6 +47,7 @@ type postgres struct {
 	dir        string // of pgbench's script
 	left       []string
 	many       int
+	elsewhere  uint64 // the first of elsewhereKeys that are recorded
 }
 
 // statements hears what the store sends, so that what it is compared to sends the same.
@@ -180,6 +181,7 @@ func (p *postgres) cases() []measure.Case {
 	}
 	add("replay", "grouped", connections, p.replay(p.grouped))
 	add("replay", "select", connections, p.selectOne)
+	add("replay-elsewhere", "grouped", connections, p.replayElsewhere)
 	add("fresh-live", "grouped", connections, fresh(p.large))
 	add("replay-live", "grouped", connections, p.replay(p.large))
 	add("hot", "grouped", 200, p.hotKey)
@@ -190,6 +192,9 @@ func postgresName(op, by string, callers int) string {
 	return fmt.Sprintf("Postgres/op=%s/by=%s/callers=%d", op, by, callers)
 }
 
+// errNoMore ends a caller's work before its time.
+var errNoMore = errors.New("no more work")
+
 // together has callers at work until d is over.
 func together(ctx context.Context, d time.Duration, callers int, work func() error) (s measure.Sample, err error) {
 	var ops atomic.Int64
@@ -199,7 +204,11 @@ func together(ctx context.Context, d time.Duration, callers int, work func() err
 		for end := time.Now().Add(d); callers > 0; callers-- {
 			wg.Go(func() {
 				for time.Now().Before(end) && ctx.Err() == nil {
-					if err := work(); err != nil {
+					err := work()
+					if errors.Is(err, errNoMore) {
+						return
+					}
+					if err != nil {
 						errs <- err
 						return
 					}
@@ -242,6 +251,49 @@ func (p *postgres) replay(h http.Handler) func(context.Context, time.Duration, i
 			return client.Expect(p.replayed, true)
 		})
 	}
+}
+
+// replayElsewhere replays keys that were recorded by another process, each once: a new
+// store knows nothing of them.
+func (p *postgres) replayElsewhere(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
+	if p.elsewhere == 0 {
+		if err := p.recordElsewhere(ctx); err != nil {
+			return measure.Sample{}, err
+		}
+	}
+	store, err := idempotency.NewPostgresStore(p.pool, idempotency.PostgresConfig{Table: "grouped"})
+	if err != nil {
+		return measure.Sample{}, err
+	}
+	h, err := load.Middleware(store, load.Handler)
+	if err != nil {
+		return measure.Sample{}, err
+	}
+	return together(ctx, d, callers, p.eachElsewhere(h, true))
+}
+
+// eachElsewhere sends every one of elsewhereKeys once.
+func (p *postgres) eachElsewhere(h http.Handler, wantReplay bool) func() error {
+	pool := clients(h)
+	var next atomic.Uint64
+	return func() error {
+		n := next.Add(1) - 1
+		if n >= elsewhereKeys {
+			return errNoMore
+		}
+		client := pool.Get().(*load.Client)
+		defer pool.Put(client)
+		return client.Expect(load.Key(p.elsewhere+n), wantReplay)
+	}
+}
+
+// elsewhereKeys are enough for some seconds; a longer case ends with them.
+const elsewhereKeys = 50_000
+
+func (p *postgres) recordElsewhere(ctx context.Context) error {
+	p.elsewhere = load.Reserve(elsewhereKeys)
+	_, err := together(ctx, time.Hour, 4*connections, p.eachElsewhere(p.grouped, false))
+	return err
 }
 
 // selectOne is the floor of a replay: one indexed SELECT of the same row by the pool.

@@ -110,6 +110,7 @@ func (r report) postgres(b *strings.Builder) {
 	b.WriteString("\n| | ratio of rates |\n|---|---|\n")
 	for _, row := range []struct{ what, a, b string }{
 		{"PostgreSQL: a replay, against one indexed SELECT by pgxpool", postgresName("replay", "grouped", connections), postgresName("replay", "select", connections)},
+		{"PostgreSQL: a replay of what another process recorded, against the same", postgresName("replay-elsewhere", "grouped", connections), postgresName("replay", "select", connections)},
 		{"PostgreSQL: 200 duplicates of one fresh key at once, against fresh requests by 16", postgresName("hot", "grouped", 200), postgresName("fresh", "grouped", connections)},
 		{"Redis (fsync always), fresh, against PostgreSQL", "Redis/op=fresh/callers=16", postgresName("fresh", "grouped", connections)},
 		{"Redis, replay, against PostgreSQL", "Redis/op=replay/callers=16", postgresName("replay", "grouped", connections)},

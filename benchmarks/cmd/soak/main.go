@@ -39,6 +39,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		os.Exit(2)
@@ -63,6 +66,10 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.connections, "connections", 16, "size of the pool")
 	flags.StringVar(&o.database, "database", tempdb.FromEnv(), "a PostgreSQL server, as a postgres:// URL")
 	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			flags.SetOutput(os.Stdout)
+			flags.PrintDefaults()
+		}
 		return o, err
 	}
 	share := func(f float64) bool { return f >= 0 && f <= 1 }
