@@ -9,7 +9,7 @@ import (
 // a short while ago: where a retry comes soonest, it finds its record with one SELECT.
 // Nothing depends on it. If it is wrong either way, Reserve takes one statement more.
 //
-// It is a table of digests, in which a key drives out the one that had its place.
+// It is a table of digests, of 256 kB, in which a key drives out the one that had its place.
 type recentKeys [1 << 16]atomic.Uint32
 
 func (k *recentKeys) add(id [16]byte)           { k.place(id).Store(tag(id)) }
