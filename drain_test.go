@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -94,6 +95,31 @@ func TestDrainWaitsForEveryStage(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An early record that a goroutine of the handler's is about to write outlives the handler,
+// which does not wait for it.
+func TestDrainWaitsForAnEarlyRecord(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		inside, release := make(chan struct{}), make(chan struct{})
+		store := newFaultStore("Complete", func(_ context.Context, do func() error) error {
+			close(inside)
+			<-release
+			return do()
+		}, works)
+		f := newFixture(t, store, func(c *idempotency.Config) { c.MaxResponseBytes = 1 })
+		h := f.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			go io.WriteString(w, "long")
+			<-inside
+		}))
+		require.Equal(t, "long", call(h, request("k", "{}")).Body)
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := f.Drain(soon)
+		close(release)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, f.Drain(t.Context()))
+	})
 }
 
 // The claim of a reserve that failed is freed in the background; Drain waits for that.

@@ -169,7 +169,11 @@ func (rec *recorder) stream() {
 }
 
 // recordEarly is called with mu held, which it frees for as long as the store is at work.
+// Drain waits for it by itself: in a goroutine it may outlive the handler.
 func (rec *recorder) recordEarly() {
+	running := &rec.attempt.life.running
+	running.enter()
+	defer running.leave()
 	rec.mu.Unlock()
 	defer rec.mu.Lock() // also if Config.Keep or the store panics
 	rec.attempt.recordEarly()
@@ -242,7 +246,7 @@ func (rec *recorder) finish() {
 		rec.setStatus(http.StatusOK)
 	}
 	rec.sniff(false)
-	rec.sealed = cmp.Or(rec.sealed, errLateWrite)
+	rec.end()
 }
 
 // abort refuses later writes after a handler that did not return.
@@ -250,7 +254,17 @@ func (rec *recorder) abort() {
 	rec.done.Store(true)
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
+	rec.end()
+}
+
+// end is called with mu held. From here on the real header map is changed without mu, by
+// send and by outer layers, while a goroutine's early record or transaction may still
+// compare with it.
+func (rec *recorder) end() {
 	rec.sealed = cmp.Or(rec.sealed, errLateWrite)
+	if rec.overflown || rec.holding {
+		rec.outer = maps.Clone(rec.outer)
+	}
 }
 
 // whole makes what has been written so far the whole response, and reports whether there
@@ -282,11 +296,11 @@ type recorderMark struct {
 }
 
 // hold keeps the whole response back, however long, until unhold. It fails if the
-// response is being sent already, and cannot be taken back.
+// response is being sent already, and cannot be taken back, or the handler has returned.
 func (rec *recorder) hold() (mark recorderMark, ok bool) {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
-	if rec.overflown {
+	if rec.overflown || rec.sealed != nil {
 		return mark, false
 	}
 	rec.holding = true
