@@ -54,8 +54,9 @@ func New(store Store, cfg Config) (*Middleware, error) {
 // on a replay belongs inside. Trailers of a response are neither sent nor recorded.
 //
 // Wrap a handler once. Behind two middlewares, or the same one twice, which both give a
-// request the same key, it never runs: the answer is 500, and nothing is recorded. A nil
-// next panics at once, as in net/http.
+// request the same key, it never runs: the answer is 500, and nothing is recorded. (It is
+// 422, and recorded, if a layer between them rewrites the path and Config.Endpoint does
+// not show it.) A nil next panics at once, as in net/http.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	if f, ok := next.(http.HandlerFunc); next == nil || ok && f == nil {
 		panic("idempotency: Middleware.Handler: handler is nil")
