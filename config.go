@@ -49,8 +49,8 @@ type Config struct {
 	// Fingerprint gives what must be equal for a request to be a retry, besides the
 	// method, the escaped path and the raw query, which always count. Nil:
 	// FingerprintBody. r.Body is read already; body must be neither kept nor changed. The
-	// request's header and trailers count only if it says so.
-	// An error is answered 500 and nothing is reserved.
+	// request's header and trailers count only if it says so. An error is answered 500 and
+	// nothing is reserved.
 	Fingerprint func(r *http.Request, body []byte) ([]byte, error)
 	// MaxRequestBytes bounds the body, which is read whole before anything is reserved.
 	// 0: 1 MiB. A longer body is 413.
