@@ -20,7 +20,8 @@ type Config struct {
 
 	// Tenant says on whose behalf a request is made: an account, taken from what an
 	// outer layer has authenticated. Two tenants never see each other's records. An
-	// error, or "", is ErrTenantUnknown. Required; SingleTenant opts out.
+	// error, or "", is ErrTenantUnknown; the error is in Event.Err, neither logged nor
+	// sent. Required; SingleTenant opts out.
 	Tenant func(*http.Request) (string, error)
 	// Endpoint names the operation, so that one key may be used once for each. Nil:
 	// the method and the escaped path. AnyEndpoint: a key is used once in all.
@@ -107,7 +108,7 @@ type Config struct {
 	// ReplayedHeader marks a replay, with the value true. "": Idempotent-Replayed. It
 	// must not be Idempotency-Replay, which marks a replay without its body.
 	ReplayedHeader string
-	// DocsURL is the API's own page on keys: the type of problem responses, and a Link
+	// DocsURL is the API's own page on keys, a URL or a reference to one: the type of problem responses, and a Link
 	// with rel="describedby".
 	DocsURL string
 	// ErrorHandler answers in the handler's place; nil: WriteError. Retry-After and
@@ -203,6 +204,9 @@ var notReplayable = []string{
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Date", "Content-Length", "Set-Cookie",
 }
 
+// notKeys are fields that hold a secret, or what is equal in many operations.
+var notKeys = []string{"Authorization", "Proxy-Authorization", "Cookie", "Content-Type", "Content-Length", "Host"}
+
 // check returns every problem of c, whose defaults are filled in.
 func (c Config) check() []error {
 	var errs []error
@@ -220,6 +224,7 @@ func (c Config) check() []error {
 		problem(isToken(method) && method != upper, "Methods: %q is not in upper case: %q", method, upper)
 	}
 	problem(!isToken(c.Header), "Header: %q is not a field name", c.Header)
+	problem(slices.Contains(notKeys, http.CanonicalHeaderKey(c.Header)), "Header: %s is no place for a key, which is stored as it is", c.Header)
 	problem(!isToken(c.ReplayedHeader), "ReplayedHeader: %q is not a field name", c.ReplayedHeader)
 	problem(strings.EqualFold(c.Header, c.ReplayedHeader), "Header and ReplayedHeader are both %s", c.Header)
 	problem(strings.EqualFold(c.Header, omittedHeader), "Header is %s, which marks a replay without its body", omittedHeader)

@@ -88,6 +88,16 @@ func TestNewFindsEveryProblem(t *testing.T) {
 	requireProblems(t, err, len(say), say...)
 }
 
+// A key is stored and compared: a field with a secret, or one that all requests share,
+// must not become one by mistake.
+func TestNewRefusesHeadersThatHoldNoKey(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"authorization", "Cookie", "Content-Type"} {
+		_, err := idempotency.New(new(idempotency.MemoryStore), idempotency.Config{Tenant: idempotency.SingleTenant, Header: name})
+		requireProblems(t, err, 1, "Header: "+name+" is no place for a key")
+	}
+}
+
 func requireProblems(t *testing.T, err error, count int, say ...string) {
 	t.Helper()
 	require.Error(t, err)

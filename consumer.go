@@ -16,10 +16,10 @@ type Consumer struct {
 	// the Endpoint of the key.
 	Name string
 	// TTL is how long a message that was run is remembered: longer than the queue can
-	// deliver it again. 0: 14 days.
+	// deliver it again, and no shorter than Lease. 0: 14 days.
 	TTL time.Duration
 	// Lease is how long a claim stays live after a process died with it; it is renewed
-	// while the function runs. 0: 30 s.
+	// while the function runs. 0: 30 s. It may not be shorter than 1 ms.
 	Lease time.Duration
 	// AfterCrash says what the next delivery meets when a process died while it ran the
 	// message. Rerun with PostgresStore.InTx is exactly once; Hold keeps the message
@@ -37,7 +37,7 @@ const defaultConsumerTTL = 14 * 24 * time.Hour
 //
 // A duplicate is (false, nil): acknowledge it. A message in flight elsewhere is
 // ErrKeyInFlight: let the broker deliver it again. So is ErrOutcomeUnknown under [Hold],
-// after a crash. A store that fails is ErrUnavailable, and fn has not run. An error of
+// after a crash. A store that fails, tried for up to 5 s, is ErrUnavailable, and fn has not run. An error of
 // fn is returned, and it or a panic frees the message for the next delivery. If fn ran
 // to success but that could not be recorded, Do returns true and an error. An empty
 // Name or messageID, or one that is not text, no Store or no fn, is an error, and the

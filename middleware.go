@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -172,9 +173,11 @@ func (x *exchange) check() *requestError {
 		end := len(whole) - len(value)
 		x.key = Key{whole[:len(tenant)], whole[len(tenant):end], whole[end:]}
 	}
-	if !storable(tenant) || !storable(x.key.Endpoint) {
-		return &requestError{sentinel: errMisuse,
-			cause: errors.New("idempotency: tenant or endpoint has NUL or invalid UTF-8")}
+	if !storable(tenant) {
+		return &requestError{sentinel: errMisuse, cause: errors.New("the tenant has NUL or invalid UTF-8")}
+	}
+	if !storable(x.key.Endpoint) {
+		return &requestError{sentinel: errMisuse, cause: errors.New("the endpoint has NUL or invalid UTF-8")}
 	}
 	if failure != nil {
 		return failure
@@ -251,7 +254,7 @@ func (x *exchange) read() *requestError {
 	x.body = buf
 	fp, err := x.fingerprint(buf.Bytes())
 	if err != nil {
-		return &requestError{sentinel: errMisuse, cause: err}
+		return &requestError{sentinel: errMisuse, cause: fmt.Errorf("Config.Fingerprint: %w", err)}
 	}
 	x.claim = x.m.life.claim(x.key, fp)
 	x.claim.compact = x.m.cfg.Endpoint == nil

@@ -139,8 +139,11 @@ type StuckClaim struct {
 // blocks; start it in a goroutine, in one process or in all of them. Each time it
 // deletes batches, with a short pause between two of them, until nothing dead is left.
 // A failed sweep is logged to slog.Default and tried again at the next interval. An
-// interval under 1 is an error.
+// interval under 1, or no s, is an error.
 func RunSweeper(ctx context.Context, s Sweeper, interval time.Duration) error {
+	if s == nil {
+		return errors.New("idempotency: RunSweeper: the store is nil")
+	}
 	if interval < 1 {
 		return errors.New("idempotency: RunSweeper: interval must be positive")
 	}

@@ -39,6 +39,13 @@ func TestPostgresStoreThatWasNotMade(t *testing.T) {
 	}
 }
 
+// A nil that nobody could use is named, not dereferenced in a goroutine.
+func TestNilArguments(t *testing.T) {
+	t.Parallel()
+	require.ErrorContains(t, idempotency.RunSweeper(t.Context(), nil, time.Minute), "the store is nil")
+	require.ErrorContains(t, newPgFixture(t).InTx(t.Context(), nil), "InTx: the function is nil")
+}
+
 // callCounter counts the calls of a store.
 type callCounter struct {
 	idempotency.Store

@@ -70,11 +70,11 @@ func TestPostgresHotKeyHasOneOwner(t *testing.T) {
 func TestPostgresOwnersNeverOverlap(t *testing.T) {
 	t.Parallel()
 	f := newPgFixture(t, maxConns(16))
-	var owners, runs atomic.Int32
+	var owners atomic.Int32
 	var wg sync.WaitGroup
 	for worker := range 16 {
 		wg.Go(func() {
-			for i := range 40 {
+			for i := 0; i < 5 && !t.Failed(); {
 				c := pgClaim("churned")
 				c.TTL = time.Microsecond // dead as soon as it is completed
 				rec, err := f.Reserve(t.Context(), c)
@@ -87,7 +87,7 @@ func TestPostgresOwnersNeverOverlap(t *testing.T) {
 				if owners.Add(1) != 1 {
 					t.Error("two owners")
 				}
-				runs.Add(1)
+				i++
 				err = f.Extend(t.Context(), c)
 				owners.Add(-1)
 				if err == nil && (worker+i)%2 == 0 {
@@ -102,7 +102,6 @@ func TestPostgresOwnersNeverOverlap(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Greater(t, runs.Load(), int32(16))
 }
 
 // failures counts statements by the SQLSTATE that they failed with.

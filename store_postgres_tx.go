@@ -12,7 +12,8 @@ import (
 
 // InTx runs fn in a transaction and records the running attempt's response in that same
 // transaction: the business writes and the record stand or fall together, and what fn
-// does in tx happens exactly once. Pass it the handler's context, or one made from it.
+// does in tx happens exactly once. Pass it the handler's context, or one made from it:
+// with any other, InTx is a plain transaction, without the record.
 //
 // fn writes the response to the handler's ResponseWriter, at any length; without one
 // InTx rolls back and returns ErrNoResponse (not in a [Consumer], where there is none).
@@ -20,7 +21,7 @@ import (
 // takes back what fn wrote to the response, and returns that error as it is: nothing
 // happened, and the handler may answer as it likes, or try again. A panic in fn rolls
 // back too. If another attempt owns the key by now, or the attempt runs on another
-// store, InTx rolls back and returns ErrClaimLost, in the second case with that store's
+// store (one that wraps this one will do), InTx rolls back and returns ErrClaimLost, in the second case with that store's
 // type. Errors of PostgreSQL, such as 40001 and 40P01, come back as pgx gives them.
 //
 // Once InTx has returned nil the outcome is final: later writes to the response fail,
@@ -32,9 +33,10 @@ import (
 // find out within StoreTimeout, it returns an error that matches [ErrUnavailable]; the
 // claim is left as it is, whatever the handler writes from then on is dropped, and the
 // client gets 503. Its retry meets the truth.
-//
-// Outside of an attempt InTx is a plain transaction.
 func (s *PostgresStore) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	if fn == nil {
+		return failed("InTx", errors.New("the function is nil"))
+	}
 	if s.unmade() {
 		return failed("InTx", errUnmade)
 	}

@@ -3,8 +3,8 @@
 # with it. Several may run at once.
 #
 #   scripts/test.sh [arguments]    go test's own arguments go with every module's tests
-#   scripts/test.sh -- command     that command alone, with the servers up; nothing can be
-#                                  typed into it
+#   scripts/test.sh -- command     that command alone, with PostgreSQL in DATABASE_URL
+#                                  (unless it is set); nothing can be typed into it
 #
 # What is missing and cannot be done without is installed, as root or through sudo:
 # PostgreSQL, PgBouncer, Redis, and a C compiler for the race detector.
@@ -241,6 +241,7 @@ if [ "${1:-}" = -- ]; then
 	bring_postgres
 	bring_pgbouncer
 	bring_redis
+	export DATABASE_URL="${DATABASE_URL:-$IDEMPOTENCY_TEST_DATABASE_URL}"
 	[ ! -t 0 ] || exec </dev/null # it is not the terminal's own process group that reads
 	run "$@"
 	exit
