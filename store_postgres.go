@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -324,28 +323,4 @@ func matched(err error) (bool, error) {
 
 func failed(operation string, err error) error {
 	return fmt.Errorf("idempotency: PostgresStore.%s: %w", operation, judged(err))
-}
-
-const maxAgain = 8
-
-// again repeats op while the server rolls it back to let others pass, a bounded number
-// of times. Such a statement has changed nothing. The waits are short and spread, so
-// that those who met do not meet again: 0.2 s together at most.
-func again(ctx context.Context, op func() error) error {
-	for n := range maxAgain {
-		err := op()
-		if !rolledBack(err) {
-			return err
-		}
-		if pause(ctx, rand.N(min(2*time.Millisecond<<n, 50*time.Millisecond))) != nil {
-			return err
-		}
-	}
-	return op()
-}
-
-func rolledBack(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) &&
-		(pgErr.Code == "40001" || pgErr.Code == "40P01") // serialization failure, deadlock
 }

@@ -1,9 +1,12 @@
 package idempotency
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -50,4 +53,28 @@ func needsRepair(sqlState string) bool {
 		}
 	}
 	return false
+}
+
+const maxAgain = 8
+
+// again repeats op while the server rolls it back to let others pass, a bounded number
+// of times. Such a statement has changed nothing. The waits are short and spread, so
+// that those who met do not meet again: 0.2 s together at most.
+func again(ctx context.Context, op func() error) error {
+	for n := range maxAgain {
+		err := op()
+		if !rolledBack(err) {
+			return err
+		}
+		if pause(ctx, rand.N(min(2*time.Millisecond<<n, 50*time.Millisecond))) != nil {
+			return err
+		}
+	}
+	return op()
+}
+
+func rolledBack(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) &&
+		(pgErr.Code == "40001" || pgErr.Code == "40P01") // serialization failure, deadlock
 }
