@@ -40,7 +40,7 @@ type postgres struct {
 	grouped    http.Handler
 	alone      http.Handler
 	large      http.Handler // over many live records
-	replayed   string // a key that is recorded in every store
+	replayed   string       // a key that is recorded in every store
 	replayedID pgtype.UUID
 	pgbench    string // "" if there is none
 	dir        string // of pgbench's script
