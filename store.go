@@ -141,11 +141,11 @@ type StuckClaim struct {
 // A failed sweep is logged to slog.Default and tried again at the next interval. An
 // interval under 1, or no s, is an error.
 func RunSweeper(ctx context.Context, s Sweeper, interval time.Duration) error {
-	if s == nil {
-		return errors.New("idempotency: RunSweeper: the store is nil")
-	}
 	if interval < 1 {
 		return errors.New("idempotency: RunSweeper: interval must be positive")
+	}
+	if s == nil {
+		return errors.New("idempotency: RunSweeper: the store is nil")
 	}
 	for {
 		sweepAll(ctx, s)
