@@ -108,8 +108,8 @@ type Config struct {
 	// ReplayedHeader marks a replay, with the value true. "": Idempotent-Replayed. It
 	// must not be Idempotency-Replay, which marks a replay without its body.
 	ReplayedHeader string
-	// DocsURL is the API's own page on keys, a URL or a reference to one: the type of problem responses, and a Link
-	// with rel="describedby".
+	// DocsURL is the API's own page on keys, a URL or a reference to one: the type of
+	// problem responses, and a Link with rel="describedby".
 	DocsURL string
 	// ErrorHandler answers in the handler's place; nil: WriteError. Retry-After and
 	// Connection are set before the call. The error matches this package's sentinels

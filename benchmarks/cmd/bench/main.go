@@ -17,11 +17,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/command"
 	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/measure"
 	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/tempdb"
 )
@@ -37,41 +36,19 @@ type options struct {
 	out      string
 }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(2)
-	}
-	if err := run(ctx, o, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
-}
+func main() { command.Main("bench", parse, run) }
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
 	flags.IntVar(&o.rounds, "rounds", 5, "rounds, of which medians are taken")
 	flags.DurationVar(&o.length, "for", time.Second, "how long a case runs in a round")
 	flags.IntVar(&o.many, "many", 1_000_000, "live records beside which cost is compared")
 	flags.StringVar(&o.database, "database", tempdb.FromEnv(), "a PostgreSQL server, as a postgres:// URL")
 	flags.StringVar(&o.out, "out", "results", "where the results are written")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			flags.SetOutput(os.Stdout)
-			flags.PrintDefaults()
-		}
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
 	}
 	switch {
-	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case o.rounds < 1 || o.rounds > 1000:
 		return o, errors.New("-rounds must be from 1 to 1000")
 	case o.length < 10*time.Millisecond || o.length > time.Hour:

@@ -133,11 +133,8 @@ func newPool(ctx context.Context, url string, tracer pgx.QueryTracer) (*pgxpool.
 
 // protect puts a store on a table and has it serve a key, and the same again.
 func (p *postgres) protect(ctx context.Context, key string, cfg idempotency.PostgresConfig) (http.Handler, error) {
-	store, err := idempotency.NewPostgresStore(p.pool, cfg)
+	store, err := load.Store(ctx, p.pool, cfg)
 	if err != nil {
-		return nil, err
-	}
-	if err := store.Migrate(ctx); err != nil {
 		return nil, err
 	}
 	handler, err := load.Middleware(store, load.Handler)

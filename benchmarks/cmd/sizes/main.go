@@ -10,36 +10,45 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-2d1e5f61/idempotency"
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/command"
 	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/load"
 	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/tempdb"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	records := flag.Int("records", 50_000, "how many")
-	database := flag.String("database", tempdb.FromEnv(), "a PostgreSQL server, as a postgres:// URL")
-	flag.Parse()
-	if *records < 1000 || flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "sizes: -records must be 1000 or more, and nothing else is taken")
-		os.Exit(2)
+type options struct {
+	records  int
+	database string
+}
+
+func main() { command.Main("sizes", parse, run) }
+
+func parse(args []string) (o options, err error) {
+	flags := flag.NewFlagSet("sizes", flag.ContinueOnError)
+	flags.IntVar(&o.records, "records", 50_000, "how many")
+	flags.StringVar(&o.database, "database", tempdb.FromEnv(), "a PostgreSQL server, as a postgres:// URL")
+	if err := command.Parse(flags, args); err != nil {
+		return o, err
 	}
-	fmt.Println("| callers | table | indexes | WAL | HOT |\n|---|---|---|---|---|")
+	if o.records < 1000 {
+		return o, errors.New("-records must be 1000 or more")
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, o options, out io.Writer) error {
+	fmt.Fprintln(out, "| callers | table | indexes | WAL | HOT |\n|---|---|---|---|---|")
 	for _, callers := range []int{4, 16, 64} {
-		if err := measure(ctx, *database, *records, callers, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "sizes:", err)
-			os.Exit(1)
+		if err := measure(ctx, o.database, o.records, callers, out); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // measure fills a database of its own.
@@ -54,11 +63,8 @@ func measure(ctx context.Context, server string, records, callers int, out io.Wr
 		return err
 	}
 	defer pool.Close()
-	store, err := idempotency.NewPostgresStore(pool, idempotency.PostgresConfig{})
+	store, err := load.Store(ctx, pool, idempotency.PostgresConfig{})
 	if err != nil {
-		return err
-	}
-	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
 	var before string
@@ -77,8 +83,11 @@ func measure(ctx context.Context, server string, records, callers int, out io.Wr
 	for updates, deadline := 0, time.Now().Add(30*time.Second); updates < records; time.Sleep(100 * time.Millisecond) {
 		err := pool.QueryRow(ctx, `SELECT n_tup_upd, n_tup_hot_upd::float8, pg_table_size(relid)::float8, pg_indexes_size(relid)::float8
 			FROM pg_stat_user_tables`).Scan(&updates, &hot, &table, &indexes)
-		if err != nil || time.Now().After(deadline) {
-			return errors.Join(err, ctx.Err())
+		if err == nil && time.Now().After(deadline) {
+			err = errors.New("the server does not report the updates")
+		}
+		if err != nil {
+			return err
 		}
 	}
 	n := float64(records)

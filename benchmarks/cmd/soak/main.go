@@ -16,14 +16,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-2d1e5f61/idempotency"
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/command"
+	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/load"
 	"github.com/seed-2d1e5f61/idempotency/benchmarks/internal/tempdb"
 )
 
@@ -35,26 +34,10 @@ type options struct {
 	database                     string
 }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	o, err := parse(os.Args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "soak:", err)
-		os.Exit(2)
-	}
-	if err := run(ctx, o, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "soak:", err)
-		os.Exit(1)
-	}
-}
+func main() { command.Main("soak", parse, run) }
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
 	flags.Float64Var(&o.rate, "rate", 200, "requests a second")
 	flags.DurationVar(&o.length, "for", 10*time.Second, "how long")
 	flags.DurationVar(&o.ttl, "ttl", 5*time.Second, "how long a record lives")
@@ -65,17 +48,11 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.callers, "callers", 1000, "requests under way at most; others wait, which counts")
 	flags.IntVar(&o.connections, "connections", 16, "size of the pool")
 	flags.StringVar(&o.database, "database", tempdb.FromEnv(), "a PostgreSQL server, as a postgres:// URL")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			flags.SetOutput(os.Stdout)
-			flags.PrintDefaults()
-		}
+	if err := command.Parse(flags, args); err != nil {
 		return o, err
 	}
 	share := func(f float64) bool { return f >= 0 && f <= 1 }
 	switch {
-	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case !(o.rate > 0 && o.rate <= 1e6):
 		return o, errors.New("-rate must be more than 0, and 1000000 at most")
 	case o.length < time.Second:
@@ -113,11 +90,8 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		return err
 	}
 	defer pool.Close()
-	store, err := idempotency.NewPostgresStore(pool, idempotency.PostgresConfig{})
+	store, err := load.Store(ctx, pool, idempotency.PostgresConfig{})
 	if err != nil {
-		return err
-	}
-	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
 	sweeping, stopSweeping := context.WithCancel(ctx)

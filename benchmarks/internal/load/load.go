@@ -4,6 +4,7 @@ package load
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -57,6 +58,15 @@ func Key(n uint64) string {
 	key := []byte("3f7c2a51-9f2e-4d0b-8a77-000000000000")
 	hex.Encode(key[24:], b[:])
 	return string(key)
+}
+
+// Store returns a store whose table is there.
+func Store(ctx context.Context, db idempotency.PostgresDB, cfg idempotency.PostgresConfig) (*idempotency.PostgresStore, error) {
+	store, err := idempotency.NewPostgresStore(db, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return store, store.Migrate(ctx)
 }
 
 // Middleware returns h, wrapped for one tenant.
