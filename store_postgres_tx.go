@@ -17,12 +17,14 @@ import (
 //
 // fn writes the response to the handler's ResponseWriter, at any length; without one
 // InTx rolls back and returns ErrNoResponse (not in a [Consumer], where there is none).
-// fn must neither commit nor roll back tx. If fn returns an error, InTx rolls back,
-// takes back what fn wrote to the response, and returns that error as it is: nothing
-// happened, and the handler may answer as it likes, or try again. A panic in fn rolls
-// back too. If another attempt owns the key by now, or the attempt runs on another
-// store (one that wraps this one will do), InTx rolls back and returns ErrClaimLost, in the second case with that store's
-// type. Errors of PostgreSQL, such as 40001 and 40P01, come back as pgx gives them.
+// fn must not end tx, neither by its methods nor in SQL: InTx then records nothing and
+// returns an error. If fn returns an error, InTx rolls back, takes back what fn wrote to
+// the response, and returns that error as it is: nothing happened, and the handler may
+// answer as it likes, or try again. A panic in fn rolls back too. If another attempt
+// owns the key by now, or the attempt runs on another store (one that wraps this one
+// will do), InTx rolls back and returns ErrClaimLost, in the second case with that
+// store's type. Errors of PostgreSQL, such as 40001 and 40P01, come back as pgx gives
+// them.
 //
 // Once InTx has returned nil the outcome is final: later writes to the response fail,
 // Release, KeepRef and a panic change nothing, and a second InTx runs nothing and
@@ -68,14 +70,20 @@ type attemptTx struct {
 	stands  bool // committed, or not known to be rolled back
 }
 
+var errTxEnded = fmt.Errorf("idempotency: the function of InTx has ended its transaction: %w", pgx.ErrTxClosed)
+
 var errResponseGone = errors.New("idempotency: response written after its transaction was committed")
 
 func (t *attemptTx) run(ctx context.Context, fn func(tx pgx.Tx) error) (err error) {
 	if t.tx, err = t.store.db.Begin(ctx); err != nil {
 		return err
 	}
-	if err = fn(t.tx); err != nil {
+	tx := &watchedTx{Tx: t.tx}
+	if err = fn(tx); err != nil {
 		return err
+	}
+	if tx.ended() {
+		return errTxEnded
 	}
 	a := t.attempt
 	if a.rec != nil && !a.rec.whole() {
@@ -94,6 +102,35 @@ func (t *attemptTx) run(ctx context.Context, fn func(tx pgx.Tx) error) (err erro
 	}
 	return err
 }
+
+// watchedTx is the transaction that fn gets.
+type watchedTx struct {
+	pgx.Tx
+	closed bool
+}
+
+func (w *watchedTx) Commit(ctx context.Context) error {
+	w.closed = true
+	return w.Tx.Commit(ctx)
+}
+
+func (w *watchedTx) Rollback(ctx context.Context) error {
+	w.closed = true
+	return w.Tx.Rollback(ctx)
+}
+
+// ended reports whether fn has ended the transaction, in SQL perhaps, of which pgx knows
+// nothing: the record would then be committed by itself, even for what was rolled back.
+// A closed one has given its connection away, so that is not looked at.
+func (w *watchedTx) ended() bool {
+	if w.closed {
+		return true
+	}
+	conn := w.Conn() // nil from a PostgresDB that makes transactions of its own
+	return conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == txIdle
+}
+
+const txIdle = 'I' // as the server says it when it is ready: in no transaction
 
 // settle writes the record, or frees the key, in the transaction. The row stays locked
 // until that ends.

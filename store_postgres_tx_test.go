@@ -156,6 +156,34 @@ func TestInTxWithoutAResponseRollsBack(t *testing.T) {
 	require.Equal(t, 0, l.count(t))
 }
 
+// A record behind a transaction that its function has ended would stand alone.
+func TestInTxRecordsNothingOnceItsFunctionEndedTheTransaction(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(context.Context, pgx.Tx) error{
+		"ROLLBACK":    func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "ROLLBACK"); return err },
+		"COMMIT":      func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "COMMIT"); return err },
+		"tx.Rollback": func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) },
+		"tx.Commit":   func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newTxLedger(t, testdb.URL(t))
+			send := l.serve(t, idempotency.Config{}, func(w http.ResponseWriter, r *http.Request) {
+				err := l.store.InTx(r.Context(), func(tx pgx.Tx) error {
+					w.WriteHeader(http.StatusCreated)
+					return errors.Join(l.insert(r.Context(), tx, "c1"), end(r.Context(), tx))
+				})
+				if !errors.Is(err, pgx.ErrTxClosed) {
+					t.Errorf("InTx = %v", err)
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+			})
+			require.Equal(t, txAnswer{status: 500}, send())
+			require.Equal(t, txAnswer{status: 500, replayed: true}, send())
+		})
+	}
+}
+
 func TestInTxInsideInTxRunsNothing(t *testing.T) {
 	t.Parallel()
 	l := newTxLedger(t, testdb.URL(t))
