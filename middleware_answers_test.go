@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"strconv"
 	"testing"
@@ -172,6 +173,31 @@ func TestInterruptedIsHeld(t *testing.T) {
 		time.Sleep(time.Hour - time.Second)
 		require.Equal(t, http.StatusCreated, call(h, request("k", "another")).Status, "the TTL is over")
 	})
+}
+
+func TestResolvedWithoutAStatusIsReplayedAs200(t *testing.T) {
+	t.Parallel()
+	for name, resp := range map[string]idempotency.Response{
+		"body": {Body: []byte("found")},
+		"ref":  {Ref: "found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f, runs := newFixture(t, nil, func(c *idempotency.Config) {
+					c.Rebuild = func(w http.ResponseWriter, _ *http.Request, ref string) { io.WriteString(w, ref) }
+				}), &charges{}
+				h := f.Handler(runs)
+				claim := reserveElsewhere(t, f.store, "k", "{}", time.Second, time.Hour)
+				time.Sleep(time.Second)
+				require.NoError(t, f.store.(*idempotency.MemoryStore).Resolve(t.Context(), claim.Key, claim.Token, &resp))
+				a := call(h, request("k", "{}"))
+				require.Equal(t, http.StatusOK, a.Status)
+				require.Equal(t, "found", a.Body)
+				require.Zero(t, runs.Load())
+			})
+		})
+	}
 }
 
 func TestInterruptedIsRerun(t *testing.T) {

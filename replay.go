@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 
@@ -10,6 +11,7 @@ import (
 // replay answers from the record. The handler is not called.
 func (x *exchange) replay(rec Record) {
 	resp := x.restore(rec)
+	resp.Status = cmp.Or(resp.Status, http.StatusOK) // a resolved claim's may be left out
 	defer x.observe(Event{Outcome: Replayed, Status: resp.Status, Attempt: rec.Attempt})
 	h := x.w.Header()
 	h[x.m.cfg.ReplayedHeader] = []string{"true"}

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -133,6 +134,15 @@ type StuckClaim struct {
 	CreatedAt   time.Time // the first reservation
 	LapsedAt    time.Time // the end of the lease
 	ExpiresAt   time.Time // when the record is forgotten if nobody resolves it
+}
+
+// checkResolution refuses a status that net/http would panic at in every replay. 0 is a
+// message's, or for a request 200, as it is for a handler that sets none.
+func checkResolution(resp *Response) error {
+	if resp == nil || resp.Status == 0 || resp.Status >= 200 && resp.Status <= 999 {
+		return nil
+	}
+	return fmt.Errorf("idempotency: Resolve: status %d is not a final one, 200 to 999", resp.Status)
 }
 
 // RunSweeper sweeps at each interval until ctx ends, then returns ctx's error. It

@@ -157,8 +157,12 @@ func (s *MemoryStore) Release(ctx context.Context, c Claim) error {
 // resp, so that the next retry replays it, or frees the key if resp is nil. It returns
 // ErrClaimLost, and changes nothing, if the claim is no longer the one listed: it was
 // taken over, extended, settled or forgotten. An attempt that still runs under token,
-// only late, has lost its claim from then on.
+// only late, has lost its claim from then on. A status other than 200 to 999 is an error;
+// 0 counts as 200.
 func (s *MemoryStore) Resolve(ctx context.Context, key Key, token uuid.UUID, resp *Response) error {
+	if err := checkResolution(resp); err != nil {
+		return err
+	}
 	var outcome string
 	if resp != nil {
 		outcome = encodeOutcome(*resp)

@@ -174,6 +174,11 @@ func TestMemoryStoreResolve(t *testing.T) {
 		require.ErrorIs(t, s.Resolve(ctx, c.Key, another(c).Token, resp), ErrClaimLost, "another token")
 		mustReserve(t, s, another(c), Interrupted)
 
+		for _, status := range []int{-1, 1, 103, 199, 1000} {
+			require.ErrorContains(t, s.Resolve(ctx, c.Key, c.Token, &Response{Status: status}), "status", status)
+		}
+		mustReserve(t, s, another(c), Interrupted)
+
 		require.NoError(t, s.Resolve(ctx, c.Key, c.Token, resp))
 		rec := mustReserve(t, s, another(c), Completed)
 		require.Equal(t, *resp, rec.Response)

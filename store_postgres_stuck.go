@@ -45,8 +45,12 @@ func scanStuck(row pgx.CollectableRow) (c StuckClaim, err error) {
 // resp, so that the next retry replays it, or frees the key if resp is nil. It returns
 // [ErrClaimLost], and changes nothing, if the claim is no longer the one listed: it was
 // taken over, extended, settled or forgotten. An attempt that still runs under token,
-// only late, has lost its claim from then on.
+// only late, has lost its claim from then on. A status other than 200 to 999 is an error;
+// 0 counts as 200.
 func (s *PostgresStore) Resolve(ctx context.Context, key Key, token uuid.UUID, resp *Response) error {
+	if err := checkResolution(resp); err != nil {
+		return err
+	}
 	return s.settle(ctx, "Resolve", func() (bool, error) {
 		sql, args := s.sql.free, []any{uuidOf(key.id()), uuidOf(token)}
 		if resp != nil {

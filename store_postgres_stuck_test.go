@@ -76,6 +76,8 @@ func TestPostgresResolve(t *testing.T) {
 	refused(c.Key, c.Token, "came alive again")
 
 	f.lapse(t)
+	require.ErrorContains(t, f.Resolve(t.Context(), c.Key, c.Token, &idempotency.Response{Status: 1000}), "status 1000")
+	require.Len(t, requireStuck(t, f, 10), 1)
 	expiry := pgScan[time.Time](t, f, "SELECT expires_at FROM %s")
 	require.NoError(t, f.Resolve(t.Context(), c.Key, c.Token, &resp))
 	require.Equal(t, resp, requireState(t, idempotency.Completed, f, rival(c)).Response)
