@@ -32,6 +32,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -201,7 +202,17 @@ func (s *Store) name(key idempotency.Key) string {
 	return s.cfg.Prefix + hex.EncodeToString(sum[:])
 }
 
-// millis rounds up: a lease or a TTL is never shorter than asked.
+// millis rounds up: a lease or a TTL is never shorter than asked. It divides first, so
+// that the longest one does not overflow.
 func millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+	n := int64(d / time.Millisecond)
+	if d%time.Millisecond > 0 {
+		n++
+	}
+	return n
+}
+
+// duration is the length of n milliseconds, at most the longest there is.
+func duration(n int64) time.Duration {
+	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
 }

@@ -65,7 +65,7 @@ func parseRecord(reply any) (idempotency.Record, error) {
 	rec := idempotency.Record{
 		State:     idempotency.State(number(fields[0])),
 		Attempt:   int(number(fields[1])),
-		LeaseLeft: time.Duration(number(fields[2])) * time.Millisecond,
+		LeaseLeft: duration(number(fields[2])),
 		CreatedAt: time.UnixMilli(number(fields[3])),
 	}
 	if copy(rec.Fingerprint[:], text(fields[4])) != len(rec.Fingerprint) {

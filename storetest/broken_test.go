@@ -79,6 +79,8 @@ var faults = map[string][]string{
 	"expires under a live lease":     {"LiveLeaseOutlivesTTL", "RunPastTTL", "Sweep", "?Expiry", "?OneOwnerAfterExpiry"},
 	"Complete moves the expiry":      {"CompleteKeepsExpiry"},
 	"a late run is not kept":         {"RunPastTTL"},
+	"the longest TTL is none":        {"LongestTTL"},
+	"the longest lease is none":      {"LongestTTL"},
 
 	// What was recorded.
 	"body is a JSON string":         {"Body"},

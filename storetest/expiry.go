@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"math"
 	"time"
 
 	"github.com/seed-2d1e5f61/idempotency"
@@ -36,6 +37,12 @@ var expiryChecks = []check{
 		"the outcome of a run that ended after its TTL is kept for one more TTL, from then",
 		"the retry of a request that took long finds no record, and charges again",
 		runPastTTL,
+	},
+	{
+		"LongestTTL",
+		"a TTL and a lease of the longest Duration do not end",
+		"records that are to be kept for good are forgotten at once, and every retry charges again",
+		longestTTL,
 	},
 }
 
@@ -150,4 +157,22 @@ func runPastTTL(p *probe) {
 		p.expect(differentRequest(c), idempotency.Acquired, "one more TTL after a run that ended past its own")
 		return true
 	})
+}
+
+func longestTTL(p *probe) {
+	c := p.claim()
+	c.TTL = math.MaxInt64
+	p.expect(c, idempotency.Acquired, "on a fresh key")
+	p.must(complete(answer("kept")), c, "for the owner of a claim with the longest TTL")
+	p.replays(c, answer("kept"), "after Complete under the longest TTL")
+
+	c = p.claim()
+	c.Lease, c.TTL = math.MaxInt64, math.MaxInt64
+	p.expect(c, idempotency.Acquired, "on a fresh key")
+	for _, when := range []string{"after Reserve with the longest lease", "after Extend by the longest lease"} {
+		if rec := p.expect(retry(c), idempotency.InFlight, when); rec.LeaseLeft <= 0 {
+			p.broken("%s, %s of it are left", when, rec.LeaseLeft)
+		}
+		p.must(extend, c, "for the owner of the longest lease")
+	}
 }

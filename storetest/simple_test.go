@@ -3,6 +3,7 @@ package storetest_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,9 @@ func (s *simpleStore) dead(r *simpleRecord) bool {
 	now := time.Now()
 	if s.has("expires under a live lease") {
 		return !now.Before(r.expiresAt)
+	}
+	if s.has("the longest TTL is none") && r.claim.TTL == math.MaxInt64 {
+		return !now.Before(r.leaseEnd)
 	}
 	return !now.Before(r.expiresAt) && !now.Before(r.leaseEnd)
 }
@@ -156,6 +160,9 @@ func (s *simpleStore) insertLocked(c idempotency.Claim) *simpleRecord {
 	r := &simpleRecord{
 		claim: c, attempt: attempt, createdAt: now,
 		leaseEnd: now.Add(c.Lease), expiresAt: now.Add(c.TTL),
+	}
+	if s.has("the longest lease is none") && c.Lease == math.MaxInt64 {
+		r.leaseEnd = now
 	}
 	s.records[s.key(c.Key)] = r
 	copied := *r // nobody reads a record without the lock
