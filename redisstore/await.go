@@ -25,7 +25,7 @@ func (s *Store) Await(ctx context.Context, key idempotency.Key) error {
 		if err != nil {
 			return fmt.Errorf("redisstore: await: %w", err)
 		}
-		left := time.Duration(number(reply)) * time.Millisecond
+		left := duration(number(reply))
 		if left <= 0 {
 			return nil
 		}

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -150,10 +151,16 @@ func TestTheNameBeginsWithTheLoggedHash(t *testing.T) {
 }
 
 func TestALeaseIsNeverShorterThanAsked(t *testing.T) {
-	for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2} {
+	const longest = math.MaxInt64
+	for d, want := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, longest: longest/1_000_000 + 1,
+	} {
 		if got := millis(d); got != want {
 			t.Errorf("%v is sent as %d ms, want %d", d, got, want)
 		}
+	}
+	if got := duration(millis(longest)); got < longest-time.Millisecond {
+		t.Errorf("the longest lease comes back as %v", got)
 	}
 }
 
