@@ -56,9 +56,10 @@ func newToken() (token uuid.UUID) {
 // answered call was made, which the lease cannot have started before. After an error
 // nothing may run.
 func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked time.Time, err error) {
-	asked = time.Now()
 	if memory, ok := l.store.(*MemoryStore); ok {
-		rec, err = memory.reservePacked(ctx, claim)
+		if rec, err = memory.reservePacked(ctx, claim); rec.State == Acquired {
+			asked = time.Now() // late, but this store answers every renewal: nobody reckons by it
+		}
 		return rec, asked, err
 	}
 	err = l.persist(ctx, isPermanent, func(ctx context.Context) error {

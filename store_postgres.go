@@ -106,12 +106,13 @@ func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
 		return Record{}, failed("Reserve", errUnstorable)
 	}
 	var rec Record
+	id := c.Key.id()
 	err := again(ctx, func() error {
-		lookFirst := s.recent.contains(c.Key.id())
+		lookFirst := s.recent.contains(id)
 		for range maxLooks {
 			var decided bool
 			var err error
-			if rec, decided, err = s.tryReserve(ctx, c, lookFirst); err != nil || decided {
+			if rec, decided, err = s.tryReserve(ctx, c, id, lookFirst); err != nil || decided {
 				return err
 			}
 			lookFirst = false
@@ -128,8 +129,7 @@ func (s *PostgresStore) Reserve(ctx context.Context, c Claim) (Record, error) {
 // in the way. Only for a key that has a record in all likelihood it looks first: nothing
 // is taken but by a statement that makes sure of it. It is undecided if there was no
 // record at the look, or it was no longer what it was when it came to taking it.
-func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, lookFirst bool) (rec Record, decided bool, err error) {
-	id := c.Key.id()
+func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, id [16]byte, lookFirst bool) (rec Record, decided bool, err error) {
 	if !lookFirst {
 		made, err := s.insert(ctx, c)
 		if err != nil {
@@ -140,7 +140,7 @@ func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, lookFirst bool)
 			return c.acquired(1, made.createdAt), true, nil
 		}
 	}
-	row, found, err := s.find(ctx, c)
+	row, found, err := s.find(ctx, uuidOf(id), c.Fingerprint)
 	if err != nil {
 		return Record{}, false, err
 	}
@@ -148,16 +148,16 @@ func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, lookFirst bool)
 		s.recent.remove(id)
 		return Record{}, false, nil
 	}
-	return s.meet(ctx, c, row)
+	return s.meet(ctx, c, uuidOf(id), &row)
 }
 
 // meet answers a claim whose key has a record, or takes the record over.
-func (s *PostgresStore) meet(ctx context.Context, c Claim, row postgresRow) (rec Record, decided bool, err error) {
-	id, token := uuidOf(c.Key.id()), uuidOf(c.Token)
+func (s *PostgresStore) meet(ctx context.Context, c Claim, id pgtype.UUID, row *postgresRow) (rec Record, decided bool, err error) {
+	token := uuidOf(c.Token)
 	switch {
 	case row.dead():
 		return s.take(ctx, c, s.sql.replace, id, token, c.Fingerprint[:], micros(c.Lease), micros(c.TTL))
-	case row.completed: // whoever asks
+	case row.completed(): // whoever asks
 	case row.token == token: // the reply to an earlier call was lost
 		return s.take(ctx, c, s.sql.extend, id, token, micros(c.Lease))
 	case c.Rerun && row.lapsed() && row.fingerprint == c.Fingerprint:

@@ -65,9 +65,16 @@ const (
 		ON CONFLICT (id) DO NOTHING
 		RETURNING token, created_at`
 
-	// A response to another fingerprint is none of the caller's business.
-	sqlFind = `SELECT clock_timestamp(), fingerprint, token, attempt, created_at, lease_until,
-			expires_at, completed_at IS NOT NULL, coalesce(status, 0), omitted,
+	// What is the same in both need not be fetched, and a response to another fingerprint
+	// is none of the caller's business. The lease is judged before the expiry: a record
+	// found lapsed and then expired is dead, and one found lapsed and then not expired is
+	// not, although the clock is read twice.
+	sqlFind = `SELECT CASE WHEN completed_at IS NULL
+				THEN (extract(epoch FROM lease_until - clock_timestamp()) * 1000000)::bigint END,
+			expires_at <= clock_timestamp(),
+			CASE WHEN completed_at IS NULL THEN token END,
+			CASE WHEN fingerprint <> $2::bytea THEN fingerprint END,
+			attempt, created_at, coalesce(status, 0), omitted,
 			CASE WHEN fingerprint = $2::bytea THEN header END,
 			CASE WHEN fingerprint = $2::bytea THEN body END,
 			CASE WHEN fingerprint = $2::bytea THEN ref END
@@ -136,42 +143,40 @@ const (
 	sqlFree = `DELETE FROM {{table}} WHERE id = $1::uuid AND token = $2::uuid AND ` + sqlInterrupted
 )
 
-// postgresRow is a record as it was at now, by the server's clock.
+// postgresRow is a record as it was at a moment, by the server's clock.
 type postgresRow struct {
-	now                              time.Time
-	fingerprint                      Fingerprint
-	token                            pgtype.UUID
-	attempt                          int
-	createdAt, leaseUntil, expiresAt time.Time
-	completed                        bool
-	status                           int
-	omitted                          bool
-	header, body, ref                []byte
+	leaseLeft         *int64 // in microseconds; nil: completed
+	expired           bool
+	token             pgtype.UUID // of a claim in progress
+	fingerprint       Fingerprint
+	attempt           int
+	createdAt         time.Time
+	status            int
+	omitted           bool
+	header, body, ref []byte
 }
 
-func (s *PostgresStore) find(ctx context.Context, c Claim) (r postgresRow, found bool, err error) {
-	var fingerprint []byte
-	err = s.db.QueryRow(ctx, s.sql.find, uuidOf(c.Key.id()), c.Fingerprint[:]).Scan(
-		&r.now, &fingerprint, &r.token, &r.attempt, &r.createdAt, &r.leaseUntil,
-		&r.expiresAt, &r.completed, &r.status, &r.omitted, &r.header, &r.body, &r.ref)
-	copy(r.fingerprint[:], fingerprint)
+func (s *PostgresStore) find(ctx context.Context, id pgtype.UUID, fp Fingerprint) (r postgresRow, found bool, err error) {
+	var another []byte
+	err = s.db.QueryRow(ctx, s.sql.find, id, fp[:]).Scan(
+		&r.leaseLeft, &r.expired, &r.token, &another, &r.attempt, &r.createdAt, &r.status, &r.omitted,
+		&r.header, &r.body, &r.ref)
+	if r.fingerprint = fp; another != nil {
+		r.fingerprint = Fingerprint(another)
+	}
 	found, err = matched(err)
 	return r, found, err
 }
 
-func (r *postgresRow) lapsed() bool { return !r.leaseUntil.After(r.now) }
-func (r *postgresRow) dead() bool   { return !r.expiresAt.After(r.now) && r.lapsed() }
+func (r *postgresRow) completed() bool { return r.leaseLeft == nil }
+func (r *postgresRow) lapsed() bool    { return r.completed() || *r.leaseLeft <= 0 }
+func (r *postgresRow) dead() bool      { return r.expired && r.lapsed() }
 
 // record is the answer to somebody who does not own the row.
 func (r *postgresRow) record() (Record, error) {
 	rec := Record{Fingerprint: r.fingerprint, Attempt: r.attempt, CreatedAt: r.createdAt}
 	switch {
-	case !r.completed && r.lapsed():
-		rec.State = Interrupted
-	case !r.completed:
-		rec.State = InFlight
-		rec.LeaseLeft = r.leaseUntil.Sub(r.now)
-	default:
+	case r.completed():
 		header, appended, err := headercode.Decode(r.header)
 		if err != nil {
 			return Record{}, err
@@ -181,6 +186,11 @@ func (r *postgresRow) record() (Record, error) {
 			Status: r.status, Header: header, Appended: appended,
 			Body: r.body, Ref: string(r.ref), Omitted: r.omitted,
 		}
+	case r.lapsed():
+		rec.State = Interrupted
+	default:
+		rec.State = InFlight
+		rec.LeaseLeft = time.Duration(*r.leaseLeft) * time.Microsecond
 	}
 	return rec, nil
 }
