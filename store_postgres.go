@@ -159,7 +159,9 @@ func (s *PostgresStore) meet(ctx context.Context, c Claim, id pgtype.UUID, row *
 		return s.take(ctx, c, s.sql.replace, id, token, c.Fingerprint[:], micros(c.Lease), micros(c.TTL))
 	case row.completed(): // whoever asks
 	case row.token == token: // the reply to an earlier call was lost
-		return s.take(ctx, c, s.sql.extend, id, token, micros(c.Lease))
+		rec, decided, err = s.take(ctx, c, s.sql.extend, id, token, micros(c.Lease))
+		rec.Fingerprint = row.fingerprint // the first request's
+		return rec, decided, err
 	case c.Rerun && row.lapsed() && row.fingerprint == c.Fingerprint:
 		return s.take(ctx, c, s.sql.retake, id, token, c.Fingerprint[:], micros(c.Lease))
 	}
@@ -197,7 +199,7 @@ func (c *Claim) acquired(attempt int, createdAt time.Time) Record {
 		State:       Acquired,
 		Fingerprint: c.Fingerprint,
 		Attempt:     attempt,
-		LeaseLeft:   c.Lease,
+		LeaseLeft:   max(c.Lease, 0),
 		CreatedAt:   createdAt,
 	}
 }

@@ -23,6 +23,9 @@ func TestPostgresReserveWithTheSameTokenAgain(t *testing.T) {
 		}
 		f.exec(t, "UPDATE %s SET lease_until = lease_until - interval '20 seconds'")
 		require.Equal(t, first, requireState(t, idempotency.Acquired, f, c))
+		other := c
+		other.Fingerprint = idempotency.Fingerprint{9}
+		require.Equal(t, first, requireState(t, idempotency.Acquired, f, other), "the first request's fingerprint stands")
 		left := pgScan[time.Duration](t, f, "SELECT lease_until - clock_timestamp() FROM %s")
 		require.Greater(t, left, 20*time.Second, "the lease did not start anew")
 	}
