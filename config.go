@@ -70,7 +70,7 @@ type Config struct {
 	HandlerTimeout time.Duration
 	// StoreTimeout is the longest that one step, to reserve or to record, may go on
 	// trying. Before the handler has run, a failure that no second try can mend, such as
-	// a missing table, ends it at once. 0: 5 s.
+	// a missing table, ends it at once. 0: 5 s. It may not be shorter than 1 ms.
 	StoreTimeout time.Duration
 	// AfterCrash says what a retry meets when the process died in the handler.
 	AfterCrash AfterCrash
@@ -239,6 +239,7 @@ func (c Config) check() []error {
 	problem(c.TTL < 0, "TTL is negative")
 	problem(c.TTL >= 0 && c.TTL < c.Lease, "TTL (%v) is shorter than Lease (%v)", c.TTL, c.Lease)
 	problem(c.Lease > 0 && c.Lease < minLease, "Lease (%v) is shorter than %v", c.Lease, minLease)
+	problem(c.StoreTimeout > 0 && c.StoreTimeout < minStoreTimeout, "StoreTimeout (%v) is shorter than %v", c.StoreTimeout, minStoreTimeout)
 	problem(c.AfterCrash != Hold && c.AfterCrash != Rerun, "AfterCrash: %d is neither Hold nor Rerun", c.AfterCrash)
 
 	for _, name := range c.ReplayHeaders {
@@ -252,6 +253,9 @@ func (c Config) check() []error {
 
 // minLease leaves a renewal, which comes at a third of the lease, time to be answered.
 const minLease = time.Millisecond
+
+// minStoreTimeout leaves the parts that a step's time is divided into longer than nothing.
+const minStoreTimeout = time.Millisecond
 
 // isToken reports whether s is a token of RFC 9110, section 5.6.2: what methods and
 // field names are made of.

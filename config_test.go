@@ -33,7 +33,7 @@ func TestNewTakesEveryField(t *testing.T) {
 		MaxRequestBytes:  1,
 		Lease:            time.Millisecond,
 		HandlerTimeout:   1,
-		StoreTimeout:     1,
+		StoreTimeout:     time.Millisecond,
 		AfterCrash:       idempotency.Rerun,
 		Wait:             1,
 		TTL:              time.Millisecond,
@@ -180,6 +180,13 @@ func TestNewRefusesLeasesItCannotKeep(t *testing.T) {
 		requireProblems(t, err, 1, "Lease")
 		require.Error(t, err, name)
 	}
+}
+
+// Whoever writes 5 and means seconds is told: with so little time no store ever answers.
+func TestNewRefusesAStoreTimeoutInNanoseconds(t *testing.T) {
+	t.Parallel()
+	_, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{Tenant: idempotency.SingleTenant, StoreTimeout: 5})
+	requireProblems(t, err, 1, "StoreTimeout (5ns) is shorter than 1ms")
 }
 
 // Fields of one connection, one message or one moment would be wrong on a replay.
