@@ -62,6 +62,9 @@ func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked
 		}
 		return rec, asked, err
 	}
+	if err := ctx.Err(); err != nil {
+		return rec, asked, err // nothing has been asked, so there is nothing to free
+	}
 	err = l.persist(ctx, isPermanent, func(ctx context.Context) error {
 		asked = time.Now()
 		rec, err = l.store.Reserve(ctx, claim)
@@ -104,9 +107,9 @@ func (l *lifecycle) inProcess() bool {
 }
 
 // persist calls op until it succeeds, is refused for good, fails as hopeless has it, or
-// StoreTimeout is over or ctx ends. One try gets half of the time at most, so that a connection which went
-// silent leaves some for another one. The waits grow and are spread: a store that comes
-// back must not be met by everybody at once.
+// StoreTimeout is over or ctx ends. One try gets half of the time at most, so that a
+// connection which went silent leaves some for another one. The waits grow and are
+// spread: a store that comes back must not be met by everybody at once.
 func (l *lifecycle) persist(ctx context.Context, hopeless func(error) bool, op func(context.Context) error) error {
 	end := time.Now().Add(l.storeTimeout)
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 500*time.Millisecond) {

@@ -95,6 +95,22 @@ func TestFailedReserveLeavesNoClaim(t *testing.T) {
 	})
 }
 
+// A client that left before the reserve was sent has left nothing to be freed.
+func TestAReserveThatWasNeverSentIsNotFreed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaultStore("Reserve")
+		consumer := &idempotency.Consumer{Store: store, Name: "ledger"}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		ran, err := consumer.Do(ctx, "m1", func(context.Context) error { return nil })
+		require.False(t, ran)
+		require.ErrorIs(t, err, context.Canceled)
+		time.Sleep(time.Minute)
+		require.Empty(t, store.called())
+	})
+}
+
 // An answer that makes no sense is no claim.
 func TestStoreThatAnswersNonsense(t *testing.T) {
 	t.Parallel()
