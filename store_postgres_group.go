@@ -113,7 +113,9 @@ func (g *group[In, Out]) finish() {
 	}
 	n := min(len(g.queue), groupMax)
 	calls := g.queue[:n:n]
-	g.queue = g.queue[n:]
+	if g.queue = g.queue[n:]; len(g.queue) == 0 {
+		g.queue = nil // or its array would keep what the calls were given, bodies too
+	}
 	g.busy++
 	go g.run(calls)
 }

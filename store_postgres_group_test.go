@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -85,6 +87,41 @@ func TestGroupLetsManyCallersShare(t *testing.T) {
 		require.Equal(t, 300-aloneWriters, s.largest)
 		require.Equal(t, 2*time.Second, time.Since(began))
 		require.Equal(t, []any{0, 0, 0}, []any{s.inside, s.busy, len(s.queue)}, "it does not come to rest")
+	})
+}
+
+// What calls were given may be long bodies of responses: once they are answered, a group
+// that nobody queues in holds none of them.
+func TestGroupAtRestHoldsNoCalls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var queued []weak.Pointer[[]byte]
+		g := &group[*[]byte, int]{
+			alone: func(ctx context.Context, _ *[]byte) (int, error) { return 0, pause(ctx, time.Second) },
+			together: func(_ context.Context, bodies []*[]byte) ([]int, error) {
+				for _, body := range bodies {
+					queued = append(queued, weak.Make(body))
+				}
+				return make([]int, len(bodies)), nil
+			},
+			keep: func(body *[]byte) *[]byte { return body },
+		}
+		var callers sync.WaitGroup
+		for range 300 {
+			callers.Go(func() {
+				if _, err := g.do(t.Context(), &[]byte{100: 1}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+		synctest.Wait()
+		require.NotEmpty(t, queued)
+		runtime.GC()
+		for _, body := range queued {
+			require.Nil(t, body.Value())
+		}
+		runtime.KeepAlive(g)
 	})
 }
 
