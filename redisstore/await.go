@@ -105,7 +105,11 @@ func (ws *waiters) listen() {
 	messages := sub.ChannelWithSubscriptions()
 	for {
 		select {
-		case m := <-messages:
+		case m, open := <-messages:
+			if !open { // the client is closed
+				ws.stop()
+				return
+			}
 			switch m := m.(type) {
 			case *redis.Message:
 				ws.wake(m.Payload)
@@ -125,6 +129,12 @@ func (ws *waiters) stopIfIdle() bool {
 	defer ws.mu.Unlock()
 	ws.listening = len(ws.byName) > 0
 	return !ws.listening
+}
+
+func (ws *waiters) stop() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.listening = false
 }
 
 func (ws *waiters) wake(name string) {

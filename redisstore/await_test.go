@@ -160,3 +160,25 @@ func TestTheSubscriptionEndsWithItsLastWaiter(t *testing.T) {
 		}
 	}
 }
+
+// A client may be closed under a store: that is how a program ends.
+func TestTheSubscriptionEndsWithItsClient(t *testing.T) {
+	t.Parallel()
+	server := testredis.Start(t)
+	client := server.Client(t)
+	s := deaf(open(t, client, Config{}))
+	s.waiters.linger = time.Hour
+	c := newClaim()
+	reserveAs(t, s, c, idempotency.Acquired)
+	done := awaitAll(t, server, s, c, 1)
+	completeOf(t, s, c)
+	woken(t, done)
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	testredis.Eventually(t, "nobody listens", func() bool {
+		s.waiters.mu.Lock()
+		defer s.waiters.mu.Unlock()
+		return !s.waiters.listening
+	})
+}
