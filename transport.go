@@ -140,7 +140,7 @@ type call struct {
 
 // newCall closes the body of req if it returns an error.
 func (t *Transport) newCall(req *http.Request) (*call, error) {
-	c := &call{header: cmp.Or(t.Header, "Idempotency-Key")}
+	c := &call{header: cmp.Or(t.Header, defaultHeader)}
 	var err error
 	if c.key, err = t.keyFor(req, c.header); err != nil {
 		closeBody(req)

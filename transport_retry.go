@@ -31,7 +31,7 @@ func (t *Transport) retryIn(c *call, attempt int, resp *http.Response, err error
 	if attempt >= cmp.Or(t.MaxAttempts, defaultMaxAttempts) || ctx.Err() != nil || !c.repeatable() {
 		return 0, false
 	}
-	if permanent(err) || err == nil && !retryable(resp) {
+	if untrusted(err) || err == nil && !retryable(resp) {
 		return 0, false
 	}
 	maxBackoff := cmp.Or(t.MaxBackoff, defaultMaxBackoff)
@@ -52,11 +52,11 @@ func (t *Transport) retryIn(c *call, attempt int, resp *http.Response, err error
 	return wait, t.budget.spend(t.RetryRatio)
 }
 
-// permanent reports whether err will be there again. Of the errors that a caller can
-// tell apart, an untrusted certificate is the one.
-func permanent(err error) bool {
-	var untrusted *tls.CertificateVerificationError
-	return errors.As(err, &untrusted)
+// untrusted reports whether err is about the server's certificate: of the errors that a
+// caller can tell apart, the one that would be there again.
+func untrusted(err error) bool {
+	var verification *tls.CertificateVerificationError
+	return errors.As(err, &verification)
 }
 
 // retryable reports whether resp says that the same request may fare better later.
@@ -77,7 +77,7 @@ func retryable(resp *http.Response) bool {
 
 // replayed reports whether the server marked its answer as a recorded one.
 func replayed(h http.Header) bool {
-	return strings.EqualFold(h.Get("Idempotent-Replayed"), "true") ||
+	return strings.EqualFold(h.Get(defaultReplayedHeader), "true") ||
 		strings.EqualFold(h.Get("Idempotency-Replayed"), "true")
 }
 
