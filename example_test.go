@@ -83,10 +83,10 @@ func ExampleConsumer() {
 			fmt.Println("booking", id)
 			return nil
 		})
-		if err != nil {
-			fmt.Println(id, "delivered again later:", err)
-		}
-		if !ran {
+		switch {
+		case err != nil:
+			fmt.Println(id, "is to be delivered again:", err)
+		case !ran:
 			fmt.Println(id, "was a duplicate")
 		}
 	}
