@@ -50,7 +50,7 @@ func FromContext(ctx context.Context) *Attempt {
 	return a
 }
 
-// Key returns the key that the attempt runs under.
+// Key returns the key that the attempt runs under; the zero Key on nil.
 func (a *Attempt) Key() Key {
 	if a == nil {
 		return Key{}
@@ -80,7 +80,8 @@ func (a *Attempt) Release() {
 }
 
 // KeepRef records ref in the body's place, for a body that is large, or that must not
-// be kept twice. A replay goes through [Config.Rebuild].
+// be kept twice. A replay goes through [Config.Rebuild]. The last call counts; with "" the
+// body is recorded after all.
 func (a *Attempt) KeepRef(ref string) {
 	if a == nil {
 		return

@@ -42,7 +42,7 @@ type Config struct {
 	// bare are one key.
 	StrictKey bool
 	// CheckKey is a further demand on the key, such as CheckUUID. Its error is 400; the
-	// error's text is neither logged nor sent, since it may show the key.
+	// error's text is neither logged nor sent, since it may show the key. Nil: none.
 	CheckKey func(string) error
 
 	// The request.
@@ -72,7 +72,7 @@ type Config struct {
 	// trying. Before the handler has run, a failure that no second try can mend, such as
 	// a missing table, ends it at once. 0: 5 s. It may not be shorter than 1 ms.
 	StoreTimeout time.Duration
-	// AfterCrash says what a retry meets when the process died in the handler.
+	// AfterCrash says what a retry meets when the process died in the handler. 0: Hold.
 	AfterCrash AfterCrash
 	// Wait is how long a duplicate waits for the response of the request in flight
 	// before it is answered 409. 0: not at all.
@@ -115,7 +115,8 @@ type Config struct {
 	// Connection are set before the call. The error matches this package's sentinels
 	// with errors.Is.
 	ErrorHandler func(http.ResponseWriter, *http.Request, error)
-	// Observe is told every request's outcome. It must not block.
+	// Observe is told every request's outcome, from many goroutines at once. It must not
+	// block. Nil: nobody is told.
 	Observe func(context.Context, Event)
 	// Logger gets warnings and errors, never a raw key. Nil: slog.Default().
 	Logger *slog.Logger

@@ -11,9 +11,10 @@ import (
 // a duplicate without a word. Set its fields before the first use; then it is safe for
 // concurrent use, by many processes on one store.
 type Consumer struct {
+	// Store remembers which messages were run. Required.
 	Store Store
 	// Name says which consumer this is: two consumers of one message each run it. It is
-	// the Endpoint of the key.
+	// the Endpoint of the key. Required.
 	Name string
 	// TTL is how long a message that was run is remembered: longer than the queue can
 	// deliver it again, and no shorter than Lease. 0: 14 days.
@@ -22,8 +23,8 @@ type Consumer struct {
 	// while the function runs. 0: 30 s. It may not be shorter than 1 ms.
 	Lease time.Duration
 	// AfterCrash says what the next delivery meets when a process died while it ran the
-	// message. Rerun with PostgresStore.InTx is exactly once; Hold keeps the message
-	// from running until somebody has found out (ErrOutcomeUnknown).
+	// message. Rerun with PostgresStore.InTx is exactly once; Hold, the zero value, keeps
+	// the message from running until somebody has found out (ErrOutcomeUnknown).
 	AfterCrash AfterCrash
 }
 
@@ -36,12 +37,13 @@ const defaultConsumerTTL = 14 * 24 * time.Hour
 // Key{"consumer", Name, messageID}. It reports whether fn ran to success here.
 //
 // A duplicate is (false, nil): acknowledge it. A message in flight elsewhere is
-// ErrKeyInFlight: let the broker deliver it again. So is ErrOutcomeUnknown under [Hold],
-// after a crash. A store that fails, tried for up to 5 s, is ErrUnavailable, and fn has not run. An error of
-// fn is returned, and it or a panic frees the message for the next delivery. If fn ran
-// to success but that could not be recorded, Do returns true and an error. An empty
-// Name or messageID, or one that is not text, no Store or no fn, is an error, and the
-// store is not asked.
+// ErrKeyInFlight: let the broker deliver it again. One whose process died is
+// ErrOutcomeUnknown under [Hold], on every delivery until somebody resolves it. A store
+// that fails, tried for up to 5 s, is ErrUnavailable, and fn has not run. An error of fn
+// is returned, and it or a panic frees the message for the next delivery. If fn ran to
+// success but that could not be recorded, Do returns true and an error. An empty Name or
+// messageID, or one that is not text, no Store or no fn, is an error, and the store is
+// not asked.
 //
 // fn's context is ctx, ended early if the claim is lost (context.Cause then matches
 // ErrClaimLost); the record is written on a context of its own. [PostgresStore.InTx]

@@ -113,14 +113,14 @@ type Record struct {
 	packed string
 }
 
-// State says where a key's record stands.
+// State says where a key's record stands. The zero value is none of them.
 type State int
 
 const (
 	Acquired    State = iota + 1 // yours to run
 	InFlight                     // another token is running it
 	Interrupted                  // its lease lapsed with no outcome
-	Completed
+	Completed                    // its outcome is recorded
 )
 
 // StuckClaim is an interrupted claim: its attempt stopped without an outcome, and
@@ -129,8 +129,8 @@ const (
 type StuckClaim struct {
 	Key         Key
 	Fingerprint Fingerprint
-	Token       uuid.UUID
-	Attempt     int
+	Token       uuid.UUID // the attempt's, which Resolve wants to see
+	Attempt     int       // its number, from 1
 	CreatedAt   time.Time // the first reservation
 	LapsedAt    time.Time // the end of the lease
 	ExpiresAt   time.Time // when the record is forgotten if nobody resolves it
