@@ -35,7 +35,8 @@ type Config struct {
 	// Header is the field that carries the key. "": Idempotency-Key. It must differ from
 	// the fields that mark a replay: ReplayedHeader, and Idempotency-Replay.
 	Header string
-	// KeyOptional runs a request without a key unprotected, instead of answering 400.
+	// KeyOptional runs a request without a key unprotected, instead of answering 400:
+	// FromContext is nil for it, and PostgresStore.InTx a plain transaction.
 	KeyOptional bool
 	// StrictKey takes a key only as a quoted String (RFC 9651), as the IETF draft asks.
 	// Otherwise a key may also come bare, as most clients send it; "k" in quotes and k
@@ -102,8 +103,8 @@ type Config struct {
 
 	// The surroundings.
 
-	// FailOpen runs the handler unprotected when the store is down, instead of
-	// answering 503. Not for money.
+	// FailOpen runs the handler unprotected when the store is down, as KeyOptional does
+	// without a key, instead of answering 503. Not for money.
 	FailOpen bool
 	// ReplayedHeader marks a replay, with the value true. "": Idempotent-Replayed. It
 	// must not be Idempotency-Replay, which marks a replay without its body.

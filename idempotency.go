@@ -84,7 +84,7 @@ type Fingerprint [sha256.Size]byte
 // Response is a recorded outcome. A [Store] keeps every field, the header's names and
 // values byte for byte and in order, a name without values included.
 type Response struct {
-	Status int         // 200 to 999; 0 for a message of a Consumer, which nobody replays
+	Status int         // 200 to 999; 0, as a Consumer leaves it, is replayed as 200
 	Header http.Header // only what Config.ReplayHeaders lets through
 
 	// Appended lists the names in Header whose values were added behind values that

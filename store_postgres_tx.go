@@ -15,6 +15,11 @@ import (
 // does in tx happens exactly once. Pass it the handler's context, or one made from it:
 // with any other, InTx is a plain transaction, without the record.
 //
+// It is one too for a request that runs unprotected ([Config.KeyOptional] without a key,
+// [Config.FailOpen]). There what fn writes to the response is not taken back: if the
+// transaction fails, be it at its commit, the client may have been told of a success. So
+// let fn write last, and where that is not enough, ask for a key.
+//
 // fn writes the response to the handler's ResponseWriter, at any length; without one
 // InTx rolls back and returns ErrNoResponse (not in a [Consumer], where there is none).
 // fn must not end tx, neither by its methods nor in SQL: InTx then records nothing and
