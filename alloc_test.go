@@ -80,6 +80,6 @@ func TestAllocations(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.LessOrEqual(t, overhead(fresh), 8.0+raceAllocs, "fresh, beside %d live records", live)
-		require.LessOrEqual(t, overhead(func() string { return "one" }), 4.0+raceAllocs, "replay, beside %d live records", live)
+		require.LessOrEqual(t, overhead(func() string { return "one" }), 3.0+raceAllocs, "replay, beside %d live records", live)
 	}
 }
