@@ -88,20 +88,25 @@ func (a *Attempt) renewLease() {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.ctx.values), patience)
 	defer cancel()
-	err := a.life.store.Extend(ctx, a.claim)
+	a.renewed(asked, a.life.store.Extend(ctx, a.claim))
+}
 
+// renewed goes by what a renewal came to, which was asked for at asked.
+func (a *Attempt) renewed(asked time.Time, err error) {
+	lostClaim := errors.Is(err, ErrClaimLost)
+	k := &a.lease
 	k.mu.Lock()
 	if k.stopped {
 		k.mu.Unlock()
 		return
 	}
+	first := k.failure == nil
 	next := a.claim.Lease / 3
 	if k.failure = err; err != nil {
-		next = max(0, min(a.claim.Lease/12, time.Until(liveTo)))
+		next = max(0, min(a.claim.Lease/12, time.Until(k.liveTo)))
 	} else {
 		k.liveTo = asked.Add(a.claim.Lease)
 	}
-	lostClaim := errors.Is(err, ErrClaimLost)
 	if !lostClaim {
 		k.timer.Reset(next)
 	}
@@ -109,7 +114,7 @@ func (a *Attempt) renewLease() {
 	switch {
 	case lostClaim && !a.recordedEarly():
 		a.lose(err)
-	case !lostClaim && err != nil && failure == nil: // the first of a series speaks for all
+	case !lostClaim && err != nil && first: // of a series, which it speaks for
 		a.log().Warn("idempotency: lease not renewed, will be tried again", "error", err)
 	}
 }

@@ -74,7 +74,7 @@ type Transport struct {
 	// insists. A key in the request's own header is sent as it is.
 	Quoted bool
 
-	MaxAttempts int           // 0: 4. 1 or less: no retries
+	MaxAttempts int           // 0: 4. 1, or negative: no retries
 	MinBackoff  time.Duration // 0: 100 ms; negative: no wait. The wait is drawn evenly from 0 to this, doubled with each retry
 	MaxBackoff  time.Duration // 0: 10 s. Where doubling ends
 	RetryRatio  float64       // 0: 0.1 retries a request in the long run, after a burst of 10; negative: no budget
