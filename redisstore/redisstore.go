@@ -118,8 +118,16 @@ func validate(client redis.UniversalClient, cfg Config) error {
 	case nil:
 		problem("client is nil")
 	case *redis.Client:
+		if c == nil {
+			problem("client is a nil *redis.Client")
+			break
+		}
 		readTimeout = c.Options().ReadTimeout
 	case *redis.ClusterClient:
+		if c == nil {
+			problem("client is a nil *redis.ClusterClient")
+			break
+		}
 		readTimeout = c.Options().ReadTimeout
 	case *redis.Ring:
 		problem("a Ring loses records when a server is away")
@@ -212,7 +220,8 @@ func millis(d time.Duration) int64 {
 	return n
 }
 
-// duration is the length of n milliseconds, at most the longest there is.
+// duration is the length of n milliseconds, at most the longest there is; none if n is
+// negative.
 func duration(n int64) time.Duration {
-	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
+	return time.Duration(min(max(n, 0), math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
 }

@@ -77,10 +77,12 @@ func TestNewReportsEveryProblem(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "Prefix") || !strings.Contains(err.Error(), "ReadTimeout") {
 		t.Errorf("a brace and a timeout that is too long: %v", err)
 	}
-	_, err = New(nil, Config{MinReplicas: -1, ReplicaTimeout: time.Microsecond})
-	for _, problem := range []string{"client", "MinReplicas", "ReplicaTimeout"} {
-		if err == nil || !strings.Contains(err.Error(), problem) {
-			t.Errorf("the problem with %s is not in: %v", problem, err)
+	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil)} {
+		_, err = New(client, Config{MinReplicas: -1, ReplicaTimeout: time.Microsecond})
+		for _, problem := range []string{"client is", "MinReplicas", "ReplicaTimeout"} {
+			if err == nil || !strings.Contains(err.Error(), problem) {
+				t.Errorf("the problem with %s is not in: %v", problem, err)
+			}
 		}
 	}
 
@@ -161,6 +163,9 @@ func TestALeaseIsNeverShorterThanAsked(t *testing.T) {
 	}
 	if got := duration(millis(longest)); got < longest-time.Millisecond {
 		t.Errorf("the longest lease comes back as %v", got)
+	}
+	if got := duration(millis(-time.Second)); got != 0 {
+		t.Errorf("a lease that is over comes back as %v", got)
 	}
 }
 
