@@ -111,6 +111,7 @@ type contextKey int
 const (
 	sentKey contextKey = iota // the string of WithKey
 	attemptKey
+	heldKey // the *heldWriter of an unprotected run
 )
 
 // WithKey returns a context that makes [Transport] send key with a request that has

@@ -67,16 +67,13 @@ func (rec *recorder) Header() http.Header { return rec.header }
 // WriteHeader sets the status. The first final one wins; a 1xx goes to the client at
 // once and is not recorded.
 func (rec *recorder) WriteHeader(status int) {
-	if status < 100 || status > 999 {
-		// As net/http does: without it, the mistake would surface on a replay.
-		panic("invalid WriteHeader code " + strconv.Itoa(status))
-	}
+	mustBeStatus(status)
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
 	if rec.status != 0 || rec.sealed != nil {
 		return
 	}
-	if status < 200 && status != http.StatusSwitchingProtocols {
+	if !isFinal(status) {
 		rec.inform(status)
 		return
 	}

@@ -78,21 +78,6 @@ func (x *exchange) conclude(a *Attempt, returned bool) {
 	x.observe(event)
 }
 
-// runUnprotected calls the handler without a claim. storeErr says why, unless the client
-// sent no key.
-func (x *exchange) runUnprotected(storeErr error) {
-	request, body := x.r, new(bodyReader)
-	if x.body != nil {
-		request = x.copyRequest(x.r.Context(), body)
-	}
-	defer func() {
-		x.handBack(request)
-		body.Close()
-		x.observe(Event{Outcome: Unprotected, Err: storeErr})
-	}()
-	x.next.ServeHTTP(x.w, request)
-}
-
 // copyRequest gives a handler the request with its body as it came, through body. The
 // original stays as it is: the server still looks at its body, to answer Expect:
 // 100-continue.

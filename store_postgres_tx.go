@@ -16,9 +16,8 @@ import (
 // with any other, InTx is a plain transaction, without the record.
 //
 // It is one too for a request that runs unprotected ([Config.KeyOptional] without a key,
-// [Config.FailOpen]). There what fn writes to the response is not taken back: if the
-// transaction fails, be it at its commit, the client may have been told of a success. So
-// let fn write last, and where that is not enough, ask for a key.
+// [Config.FailOpen]), but there as well the response is held: what fn writes is sent when
+// the transaction is committed, and taken back when it is not.
 //
 // fn writes the response to the handler's ResponseWriter, at any length; without one
 // InTx rolls back and returns ErrNoResponse (not in a [Consumer], where there is none).
@@ -49,7 +48,7 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(tx pgx.Tx) error) erro
 	}
 	a := FromContext(ctx)
 	if a == nil {
-		return pgx.BeginFunc(ctx, s.db, fn)
+		return s.plainTx(ctx, fn)
 	}
 	if err := a.enterTx(); err != nil {
 		return err
@@ -64,6 +63,18 @@ func (s *PostgresStore) InTx(ctx context.Context, fn func(tx pgx.Tx) error) erro
 	}
 	defer t.leave() // also when fn panics
 	return t.run(ctx, fn)
+}
+
+// plainTx is InTx without an attempt.
+func (s *PostgresStore) plainTx(ctx context.Context, fn func(tx pgx.Tx) error) (err error) {
+	if w, ok := ctx.Value(heldKey).(*heldWriter); ok && w.hold() {
+		committed := false
+		defer func() { w.release(committed) }() // also when fn panics
+		err = pgx.BeginFunc(ctx, s.db, fn)
+		committed = err == nil
+		return err
+	}
+	return pgx.BeginFunc(ctx, s.db, fn)
 }
 
 // attemptTx is one transaction of an attempt.
