@@ -39,11 +39,11 @@ const defaultConsumerTTL = 14 * 24 * time.Hour
 // A duplicate is (false, nil): acknowledge it. A message in flight elsewhere is
 // ErrKeyInFlight: let the broker deliver it again. One whose process died is
 // ErrOutcomeUnknown under [Hold], on every delivery until somebody resolves it. A store
-// that fails, tried for up to 5 s, is ErrUnavailable, and fn has not run. An error of fn
-// is returned, and it or a panic frees the message for the next delivery. If fn ran to
-// success but that could not be recorded, Do returns true and an error. An empty Name or
-// messageID, or one that is not text, no Store or no fn, is an error, and the store is
-// not asked.
+// that fails, tried for up to 5 s, is ErrUnavailable, and fn has not run; a goroutine then
+// frees, for some seconds more, what may have been claimed. An error of fn is returned,
+// and it or a panic frees the message for the next delivery. If fn ran to success but
+// that could not be recorded, Do returns true and an error. An empty Name or messageID,
+// or one that is not text, no Store or no fn, is an error, and the store is not asked.
 //
 // fn's context is ctx, ended early if the claim is lost (context.Cause then matches
 // ErrClaimLost); the record is written on a context of its own. [PostgresStore.InTx]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -58,10 +59,10 @@ type PostgresStore struct {
 }
 
 // NewPostgresStore returns a store that keeps its records in cfg.Table of db, which
-// [PostgresStore.Migrate] creates. It does no I/O. It fails if db is nil or the table's
-// name is not one.
+// [PostgresStore.Migrate] creates. It does no I/O. It fails if db is nil, as a pool is
+// whose own error was ignored, or if the table's name is not one.
 func NewPostgresStore(db PostgresDB, cfg PostgresConfig) (*PostgresStore, error) {
-	if db == nil {
+	if v := reflect.ValueOf(db); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, errors.New("idempotency: NewPostgresStore: no database")
 	}
 	table, err := parseTableName(cfg.Table)

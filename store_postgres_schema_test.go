@@ -30,8 +30,10 @@ func TestPostgresTableNames(t *testing.T) {
 		_, err := idempotency.NewPostgresStore(&pgxpool.Pool{}, idempotency.PostgresConfig{Table: name})
 		require.ErrorContains(t, err, "idempotency: NewPostgresStore: table", name)
 	}
-	_, err := idempotency.NewPostgresStore(nil, idempotency.PostgresConfig{})
-	require.ErrorContains(t, err, "no database")
+	for _, db := range []idempotency.PostgresDB{nil, (*pgxpool.Pool)(nil)} {
+		_, err := idempotency.NewPostgresStore(db, idempotency.PostgresConfig{})
+		require.ErrorContains(t, err, "no database")
+	}
 }
 
 // tablesIn returns a maker of migrated stores in an empty database.
