@@ -67,6 +67,10 @@ var handlers = map[string]http.HandlerFunc{
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Write([]byte("\x1f\x8b\x08\x00"))
 	},
+	"not sniffed: transfer coding": func(w http.ResponseWriter, _ *http.Request) { // over HTTP/2 it is
+		w.Header().Set("Transfer-Encoding", "chunked")
+		io.WriteString(w, "<!DOCTYPE html>")
+	},
 	"sniffed: empty encoding": func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Encoding", "")
 		io.WriteString(w, "<!DOCTYPE html>")

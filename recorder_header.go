@@ -13,22 +13,24 @@ import (
 // sniff gives the response the Content-Type that net/http would have guessed, so that
 // it is recorded: once, from the first bytes, unless the handler has set one, be it nil.
 // On a flush net/http decides on what is there, and on nothing it decides for no type.
+// So it does on an encoded body: recorded as no type, a replay will not guess either.
 func (rec *recorder) sniff(flushed bool) {
 	if len(rec.body) == 0 && !flushed || !bodyAllowed(rec.status) {
 		return
 	}
+	encoded := false
 	for _, f := range rec.frozen {
 		switch f.Name {
-		case "Content-Type", "Transfer-Encoding":
+		case "Content-Type":
 			return
+		case "Transfer-Encoding": // which HTTP/2 does not have
+			encoded = encoded || rec.attempt.asked.ProtoMajor == 1
 		case "Content-Encoding":
-			if len(f.Values) > 0 && f.Values[0] != "" {
-				return
-			}
+			encoded = encoded || len(f.Values) > 0 && f.Values[0] != ""
 		}
 	}
 	var guess []string
-	if len(rec.body) > 0 {
+	if len(rec.body) > 0 && !encoded {
 		guess = []string{http.DetectContentType(rec.body)}
 	}
 	rec.frozen = append(rec.frozen, headercode.Field{Name: "Content-Type", Values: guess})
