@@ -127,7 +127,10 @@ func runMessage(
 		final, _ := a.verdict()
 		// What a transaction has committed is done, whatever fn said afterwards.
 		ran = outcome == Executed || fnErr == nil && final != uncertain
-		err = errors.Join(fnErr, recordErr)
+		err = fnErr // as it is, unless there is more to say
+		if recordErr != nil {
+			err = errors.Join(fnErr, recordErr)
+		}
 	}()
 	fnErr = fn(&a.ctx)
 	returned = true
