@@ -152,7 +152,8 @@ type problemJSON struct {
 // [Config.ErrorHandler] does, and what a custom one may call for the errors that it
 // does not answer itself: an error from the middleware carries its status, its
 // Retry-After and Config.DocsURL. A bare sentinel such as [ErrKeyReused] is answered
-// with its usual status, any other error with 500. No error's text reaches the client.
+// with its usual status, [ErrKeyInFlight] and [ErrUnavailable] with a Retry-After of 1 s
+// unless w has one, any other error with 500. No error's text reaches the client.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	e := &requestError{sentinel: err}
 	errors.As(err, &e)
@@ -172,8 +173,13 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 		typeURL = e.docsURL
 		h.Add("Link", "<"+e.docsURL+`>; rel="describedby"`)
 	}
-	if e.retryAfter > 0 {
+	switch {
+	case e.retryAfter > 0:
 		h.Set("Retry-After", strconv.Itoa(e.retryAfter))
+	case (p.sentinel == ErrKeyInFlight || p.sentinel == ErrUnavailable) && h.Get("Retry-After") == "":
+		// A bare sentinel does not know when, but without it a client takes the answer
+		// for final.
+		h.Set("Retry-After", "1")
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")

@@ -61,6 +61,25 @@ func TestWriteErrorOfABareSentinel(t *testing.T) {
 	}
 }
 
+// Without Retry-After a client takes a 409 for final. A caller who knows better has set it.
+func TestWriteErrorOfABareSentinelAsksToComeBack(t *testing.T) {
+	t.Parallel()
+	for _, s := range sentinels {
+		for _, set := range []string{"", "9"} {
+			w := httptest.NewRecorder()
+			if set != "" {
+				w.Header().Set("Retry-After", set)
+			}
+			idempotency.WriteError(w, request("k", ""), s.err)
+			want := set
+			if set == "" && (s.err == idempotency.ErrKeyInFlight || s.err == idempotency.ErrUnavailable) {
+				want = "1"
+			}
+			require.Equal(t, want, w.Header().Get("Retry-After"), s.code)
+		}
+	}
+}
+
 // An answer of WriteError to an error that it does not know says nothing about what was
 // done: it cannot know.
 func TestWriteErrorClaimsNothingItDoesNotKnow(t *testing.T) {
