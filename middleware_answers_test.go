@@ -175,6 +175,36 @@ func TestInterruptedIsHeld(t *testing.T) {
 	})
 }
 
+// A 409 with Retry-After is in flight, one without it is not: what an outer layer set does
+// not make the one look like the other.
+func TestRetryAfterOfAnOuterLayerIsTakenAway(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(*idempotency.Config){
+		"WriteError": func(*idempotency.Config) {},
+		"ErrorHandler": func(c *idempotency.Config) {
+			c.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(409) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, nil, answer)
+				inner := f.Handler(&charges{})
+				h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Retry-After", "120")
+					inner.ServeHTTP(w, r)
+				})
+				reserveElsewhere(t, f.store, "k", "{}", 7*time.Second, time.Hour)
+				require.Equal(t, []string{"7"}, call(h, request("k", "{}")).Header["Retry-After"])
+				time.Sleep(7 * time.Second)
+				a := call(h, request("k", "{}"))
+				require.Equal(t, http.StatusConflict, a.Status)
+				require.NotContains(t, a.Header, "Retry-After")
+			})
+		})
+	}
+}
+
 func TestResolvedWithoutAStatusIsReplayedAs200(t *testing.T) {
 	t.Parallel()
 	for name, resp := range map[string]idempotency.Response{

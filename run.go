@@ -145,6 +145,8 @@ func (x *exchange) fail(failure *requestError) {
 	failure.docsURL, failure.header = x.m.cfg.DocsURL, x.m.cfg.Header
 	if failure.retryAfter > 0 {
 		x.w.Header().Set("Retry-After", strconv.Itoa(failure.retryAfter))
+	} else {
+		x.w.Header().Del("Retry-After") // an outer layer's would say that a retry helps
 	}
 	x.m.cfg.ErrorHandler(x.w, x.r, failure)
 }
