@@ -118,7 +118,7 @@ func (x *exchange) serve() {
 	}
 	if err := x.r.Context().Err(); err != nil {
 		// The client is gone before anything was begun, so nothing is.
-		x.observe(Event{Outcome: Rejected, Err: err})
+		x.answer(Rejected, Record{}, unavailableError(err))
 		return
 	}
 
@@ -300,7 +300,7 @@ func (x *exchange) wait(rec Record) (Record, time.Time, error) {
 		}
 		pace = true // an Await that returned too early may do so again
 		if x.r.Context().Err() != nil {
-			return rec, time.Time{}, nil // still in flight, and nobody to tell
+			return rec, time.Time{}, nil // still in flight, as far as anybody has seen
 		}
 		var asked time.Time
 		var err error

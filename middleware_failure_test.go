@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"runtime"
 	"runtime/debug"
@@ -81,7 +82,7 @@ func TestClientGoneBeforeTheReserve(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	a := call(f.Handler(h), request("k", "{}").WithContext(ctx))
-	require.Empty(t, a.Body)
+	requireProblem(t, a, http.StatusServiceUnavailable, "idempotency_unavailable")
 	require.NoError(t, f.Drain(t.Context()))
 	require.Zero(t, h.Load())
 	require.Empty(t, store.called())
@@ -91,6 +92,40 @@ func TestClientGoneBeforeTheReserve(t *testing.T) {
 	require.ErrorIs(t, e.Err, context.Canceled)
 }
 
+// A request's context may end without its client: by an outer layer, or with the server's
+// BaseContext at shutdown. An answer left out would be an empty 200, for nothing.
+func TestContextThatEndsBeforeTheClientLeaves(t *testing.T) {
+	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
+		base, shutdown := context.WithCancel(t.Context())
+		runs, store := &charges{}, newFaultStore("Reserve")
+		h := newFixture(t, store, waits(guard)).Handler(runs)
+		p := listen(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithCancel(r.Context())
+			switch r.Header.Get("End") {
+			case "cancelled":
+				cancel()
+			case "deadline":
+				ctx, cancel = context.WithDeadline(ctx, time.Now())
+			}
+			defer cancel()
+			h.ServeHTTP(w, r.WithContext(ctx))
+		}), func(s *http.Server) { s.BaseContext = func(net.Listener) context.Context { return base } })
+		for _, end := range []string{"cancelled", "deadline"} {
+			a := p.post(t, "k", "{}", "End", end)
+			requireProblem(t, a, http.StatusServiceUnavailable, "idempotency_unavailable")
+			require.Equal(t, "1", a.Header.Get("Retry-After"))
+		}
+		require.Empty(t, store.called())
+
+		reserveElsewhere(t, store, "k", "{}", time.Minute, time.Hour)
+		store.on("Reserve", func(_ context.Context, do func() error) error { shutdown(); return do() })
+		a := p.post(t, "k", "{}")
+		requireProblem(t, a, http.StatusConflict, "idempotency_key_in_flight")
+		require.NotEmpty(t, a.Header.Get("Retry-After"))
+		require.Zero(t, runs.Load())
+	})
+}
+
 // A client that leaves during the reserve does not cut it off. If the store answers, the
 // handler runs and the retry is a replay; if it does not, nothing runs.
 func TestClientLeavesDuringTheReserve(t *testing.T) {
@@ -98,10 +133,11 @@ func TestClientLeavesDuringTheReserve(t *testing.T) {
 	for name, c := range map[string]struct {
 		err     error
 		outcome idempotency.Outcome
+		status  int
 		runs    int64
 	}{
-		"the store answers": {nil, idempotency.Executed, 1},
-		"the store fails":   {errDown, idempotency.Rejected, 0},
+		"the store answers": {nil, idempotency.Executed, 201, 1},
+		"the store fails":   {errDown, idempotency.Rejected, 503, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -114,7 +150,8 @@ func TestClientLeavesDuringTheReserve(t *testing.T) {
 			}, works), &charges{}
 			f := newFixture(t, store, func(c *idempotency.Config) { c.FailOpen = true })
 			m := f.Handler(h)
-			call(m, request("k", "{}").WithContext(ctx))
+			first := call(m, request("k", "{}").WithContext(ctx))
+			require.Equal(t, c.status, first.Status)
 			require.EqualValues(t, c.runs, h.Load())
 			e := f.event(t)
 			require.Equal(t, c.outcome, e.Outcome)

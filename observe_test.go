@@ -254,7 +254,7 @@ func requireError(t *testing.T, err, is error) {
 	require.NotContains(t, err.Error(), "jane")
 }
 
-// A waiter that left is a Conflict that nobody was told.
+// A waiter that left is a Conflict that nobody is left to be told.
 func TestEventOfAWaiterThatLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFixture(t, nil, func(c *idempotency.Config) { c.Wait = time.Minute })
@@ -262,7 +262,7 @@ func TestEventOfAWaiterThatLeft(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		a := call(f.Handler(&charges{}), request("k", "{}").WithContext(ctx))
-		require.Empty(t, a.Body)
+		requireProblem(t, a, http.StatusConflict, "idempotency_key_in_flight")
 		e := f.event(t)
 		require.Equal(t, idempotency.Conflict, e.Outcome)
 		require.Zero(t, e.Status)

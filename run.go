@@ -62,7 +62,7 @@ func (x *exchange) conclude(a *Attempt, returned bool) {
 	case final == uncertain:
 		// Whether the transaction stands could not be learned. The retry will meet the
 		// truth; this client must not be told either.
-		failure := &requestError{sentinel: ErrUnavailable, cause: err, retryAfter: unavailableRetry}
+		failure := unavailableError(err)
 		event.Status, event.Err = failure.statusCode(), failure
 		if returned {
 			x.fail(failure)
@@ -104,8 +104,8 @@ const unavailableRetry = 1
 // unavailable ends a request whose reserve failed: nothing was run. With failOpen the
 // handler runs all the same, unprotected.
 func (x *exchange) unavailable(err error, failOpen bool) {
-	if errors.Is(x.r.Context().Err(), context.Canceled) {
-		x.observe(Event{Outcome: Rejected, Err: err})
+	if x.left() {
+		x.answer(Rejected, Record{}, unavailableError(err))
 		return
 	}
 	log := x.m.life.log().With("key_hash", x.key.hash(), "endpoint", x.key.Endpoint, "error", err)
@@ -115,8 +115,17 @@ func (x *exchange) unavailable(err error, failOpen bool) {
 		return
 	}
 	log.Error("idempotency: store unavailable, nothing was run")
-	x.refuse(Unavailable, &requestError{sentinel: ErrUnavailable, cause: err, retryAfter: unavailableRetry})
+	x.refuse(Unavailable, unavailableError(err))
 }
+
+func unavailableError(cause error) *requestError {
+	return &requestError{sentinel: ErrUnavailable, cause: cause, retryAfter: unavailableRetry}
+}
+
+// left reports whether the client seems to have left. A server's BaseContext that ends at
+// shutdown, or an outer layer, makes it seem so too: what is answered then must be true
+// for a client that is still there, and no answer would be an empty 200.
+func (x *exchange) left() bool { return errors.Is(x.r.Context().Err(), context.Canceled) }
 
 // refuse answers a request that has no record to be answered from.
 func (x *exchange) refuse(outcome Outcome, failure *requestError) {
@@ -133,11 +142,10 @@ func (x *exchange) refuse(outcome Outcome, failure *requestError) {
 // answer sends a failure, and tells it to who observes.
 func (x *exchange) answer(outcome Outcome, rec Record, failure *requestError) {
 	event := Event{Outcome: outcome, Status: failure.statusCode(), Attempt: rec.Attempt, Err: failure}
-	if outcome == Conflict && errors.Is(x.r.Context().Err(), context.Canceled) {
-		event.Status = 0 // it waited, and left
-	} else {
-		x.fail(failure)
+	if x.left() && (outcome == Conflict || failure.sentinel == ErrUnavailable) {
+		event.Status = 0 // it left before the reserve, or while it waited
 	}
+	x.fail(failure)
 	x.observe(event)
 }
 

@@ -193,7 +193,7 @@ func TestWaiterWhoseClientLeaves(t *testing.T) {
 		time.Sleep(time.Second)
 		cancel()
 		require.NoError(t, store.Release(t.Context(), claim))
-		require.Empty(t, (<-done).Body)
+		requireProblem(t, <-done, http.StatusConflict, "idempotency_key_in_flight")
 		synctest.Wait()
 		require.Zero(t, runs.Load())
 		require.Equal(t, http.StatusCreated, call(h, request("k", "{}")).Status)
