@@ -149,7 +149,7 @@ func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, id [16]byte, lo
 		s.recent.remove(id)
 		return Record{}, false, nil
 	}
-	return s.meet(ctx, c, uuidOf(id), &row)
+	return s.meet(ctx, c, uuidOf(id), row)
 }
 
 // meet answers a claim whose key has a record, or takes the record over.
@@ -161,12 +161,12 @@ func (s *PostgresStore) meet(ctx context.Context, c Claim, id pgtype.UUID, row *
 	case row.completed(): // whoever asks
 	case row.token == token: // the reply to an earlier call was lost
 		rec, decided, err = s.take(ctx, c, s.sql.extend, id, token, micros(c.Lease))
-		rec.Fingerprint = row.fingerprint // the first request's
+		copy(rec.Fingerprint[:], row.fingerprint) // the first request's
 		return rec, decided, err
-	case c.Rerun && row.lapsed() && row.fingerprint == c.Fingerprint:
+	case c.Rerun && row.lapsed() && row.isFor(c.Fingerprint):
 		return s.take(ctx, c, s.sql.retake, id, token, c.Fingerprint[:], micros(c.Lease))
 	}
-	rec, err = row.record()
+	rec, err = row.record(c.Fingerprint)
 	return rec, true, err
 }
 
