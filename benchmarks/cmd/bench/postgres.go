@@ -178,12 +178,14 @@ func (p *postgres) cases() []measure.Case {
 	add("replay-elsewhere", "grouped", connections, p.replayElsewhere)
 	for _, callers := range callerCounts {
 		add("fresh", "grouped", callers, fresh(p.grouped))
+		if callers == connections {
+			add("fresh-live", "grouped", callers, fresh(p.large))
+		}
 		add("fresh", "alone", callers, fresh(p.alone))
 		if p.pgbench != "" {
 			add("fresh", "pgbench", callers, p.runPgbench)
 		}
 	}
-	add("fresh-live", "grouped", connections, fresh(p.large))
 	add("hot", "grouped", 200, p.hotKey)
 	return cases
 }
