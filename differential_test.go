@@ -295,6 +295,7 @@ func TestEarlyHints(t *testing.T) {
 	onEachProtocol(t, func(t *testing.T, listen listenFunc) {
 		p := listen(newFixture(t, nil).Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Link", "</style.css>; rel=preload")
+			w.Header().Set("Etag", `"1"`)
 			w.WriteHeader(http.StatusEarlyHints)
 			w.Header().Del("Link")
 			w.Header().Set("Location", "/charges/1")
@@ -323,6 +324,7 @@ func TestEarlyHints(t *testing.T) {
 		again, hints := ask()
 		require.Empty(t, hints)
 		require.Equal(t, http.StatusCreated, again.Status)
+		require.Equal(t, []string{`"1"`}, again.Header["Etag"], "what was in the hints too is the handler's, and recorded")
 		require.Equal(t, "/charges/1", again.Header.Get("Location"))
 		require.NotContains(t, again.Header, "Link")
 	})

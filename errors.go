@@ -133,6 +133,10 @@ func (e *requestError) statusCode() int {
 	return problemOf(e.sentinel).status
 }
 
+// retrySoon is the Retry-After, in seconds, where nobody knows a better one: of a 503,
+// since the request has waited for the store already, and of a bare sentinel.
+const retrySoon = 1
+
 // retrySeconds is d in whole seconds, rounded up, at least 1: the unit of Retry-After.
 func retrySeconds(d time.Duration) int {
 	return max(1, int((d+time.Second-1)/time.Second))
@@ -179,7 +183,7 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	case (p.sentinel == ErrKeyInFlight || p.sentinel == ErrUnavailable) && h.Get("Retry-After") == "":
 		// A bare sentinel does not know when, but without it a client takes the answer
 		// for final.
-		h.Set("Retry-After", "1")
+		h.Set("Retry-After", strconv.Itoa(retrySoon))
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")

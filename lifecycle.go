@@ -62,9 +62,6 @@ func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked
 		}
 		return rec, asked, err
 	}
-	if err := ctx.Err(); err != nil {
-		return rec, asked, err // nothing has been asked, so there is nothing to free
-	}
 	err = l.persist(ctx, isPermanent, func(ctx context.Context) error {
 		asked = time.Now()
 		rec, err = l.store.Reserve(ctx, claim)
@@ -73,7 +70,7 @@ func (l *lifecycle) reserve(ctx context.Context, claim Claim) (rec Record, asked
 	if err == nil && (rec.State < Acquired || rec.State > Completed) {
 		err = errors.New("idempotency: the store answered with no valid state")
 	}
-	if err != nil && !errors.Is(err, ErrStoreFull) {
+	if err != nil && !errors.Is(err, ErrStoreFull) && !asked.IsZero() { // zero: ctx had ended, nothing was asked
 		l.abandon(ctx, claim)
 	}
 	return rec, asked, err

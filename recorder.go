@@ -74,20 +74,11 @@ func (rec *recorder) WriteHeader(status int) {
 		return
 	}
 	if !isFinal(status) {
-		rec.inform(status)
+		// The handler's fields are taken out again for the final response.
+		writeHeaderWith(rec.w, rec.header, status)
 		return
 	}
 	rec.setStatus(status)
-}
-
-// inform passes a 1xx on. It needs the handler's fields in the real header map, which
-// are taken out again for the final response.
-func (rec *recorder) inform(status int) {
-	real := rec.w.Header()
-	outer := maps.Clone(real)
-	setHeader(real, rec.header)
-	rec.w.WriteHeader(status)
-	setHeader(real, outer)
 }
 
 // setStatus freezes status and header: later changes of the header map are not sent,

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/seed-2d1e5f61/idempotency/internal/headercode"
@@ -121,8 +122,28 @@ func setHeader(dst, src http.Header) {
 	maps.Copy(dst, src)
 }
 
+// writeHeaderWith sends status with header in the place of w's own, which is as it was
+// afterwards.
+func writeHeaderWith(w http.ResponseWriter, header http.Header, status int) {
+	own := maps.Clone(w.Header())
+	setHeader(w.Header(), header)
+	w.WriteHeader(status)
+	setHeader(w.Header(), own)
+}
+
 // bodyAllowed reports whether a response with this status may have a body (RFC 9110,
 // section 6.4.1).
 func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
+
+// mustBeStatus panics at what net/http would panic at: without it, the mistake would
+// surface when the response is sent or replayed.
+func mustBeStatus(status int) {
+	if status < 100 || status > 999 {
+		panic("invalid WriteHeader code " + strconv.Itoa(status))
+	}
+}
+
+// isFinal reports whether a response's status is one that none follows.
+func isFinal(status int) bool { return status >= 200 || status == http.StatusSwitchingProtocols }

@@ -97,10 +97,6 @@ func (x *exchange) handBack(request *http.Request) {
 	x.r.MultipartForm, x.r.Pattern = request.MultipartForm, request.Pattern
 }
 
-// unavailableRetry is the Retry-After, in seconds, of a 503: the request has waited for
-// the store already.
-const unavailableRetry = 1
-
 // unavailable ends a request whose reserve failed: nothing was run. With failOpen the
 // handler runs all the same, unprotected.
 func (x *exchange) unavailable(err error, failOpen bool) {
@@ -119,7 +115,7 @@ func (x *exchange) unavailable(err error, failOpen bool) {
 }
 
 func unavailableError(cause error) *requestError {
-	return &requestError{sentinel: ErrUnavailable, cause: cause, retryAfter: unavailableRetry}
+	return &requestError{sentinel: ErrUnavailable, cause: cause, retryAfter: retrySoon}
 }
 
 // left reports whether the client seems to have left. A server's BaseContext that ends at

@@ -3,7 +3,6 @@ package idempotency
 import (
 	"context"
 	"net/http"
-	"strconv"
 	"sync"
 )
 
@@ -76,10 +75,8 @@ func (w *heldWriter) release(send bool) {
 		setHeader(w.Header(), held.before)
 	default:
 		if held.status != 0 && !w.started {
-			now := w.Header().Clone() // with what has been set since, such as trailers
-			setHeader(w.Header(), held.header)
-			w.ResponseWriter.WriteHeader(held.status)
-			setHeader(w.Header(), now)
+			// What has been set since, such as trailers, stays.
+			writeHeaderWith(w.ResponseWriter, held.header, held.status)
 			w.started = true
 		}
 		if len(held.body) > 0 {
@@ -145,14 +142,3 @@ func (w *heldWriter) Flush() { _ = w.FlushError() }
 
 // Unwrap lets a ResponseController reach the real writer.
 func (w *heldWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// mustBeStatus panics at what net/http would panic at: without it, the mistake would
-// surface when the response is sent or replayed.
-func mustBeStatus(status int) {
-	if status < 100 || status > 999 {
-		panic("invalid WriteHeader code " + strconv.Itoa(status))
-	}
-}
-
-// isFinal reports whether a response's status is one that none follows.
-func isFinal(status int) bool { return status >= 200 || status == http.StatusSwitchingProtocols }

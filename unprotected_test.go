@@ -16,13 +16,6 @@ import (
 	"github.com/seed-2d1e5f61/idempotency/internal/testdb"
 )
 
-// reservingFails is a store that can do anything but reserve.
-type reservingFails struct{ *idempotency.PostgresStore }
-
-func (reservingFails) Reserve(context.Context, idempotency.Claim) (idempotency.Record, error) {
-	return idempotency.Record{}, idempotency.ErrStoreFull // no second try
-}
-
 // unprotected calls serve once for each reason to run without a claim, with what serves
 // one request to a handler that does.
 func unprotected(t *testing.T, test func(t *testing.T, l *txLedger, serve func(http.ResponseWriter, http.HandlerFunc))) {
@@ -34,7 +27,7 @@ func unprotected(t *testing.T, test func(t *testing.T, l *txLedger, serve func(h
 			t.Parallel()
 			l := newTxLedger(t, testdb.URL(t))
 			cfg.Tenant = idempotency.SingleTenant
-			m, err := idempotency.New(reservingFails{l.store}, cfg)
+			m, err := idempotency.New(newFaultStore("Reserve", fullStore), cfg)
 			require.NoError(t, err)
 			test(t, l, func(w http.ResponseWriter, h http.HandlerFunc) {
 				key := "k"
@@ -111,6 +104,7 @@ func TestUnprotectedInTxSendsTheResponseOnceItIsCommitted(t *testing.T) {
 		require.Equal(t, http.StatusCreated, outer.Code)
 		require.Equal(t, "charged, and more", outer.Body.String())
 		require.Equal(t, "/charges/c1", outer.Result().Header.Get("Location"))
+		require.Equal(t, "too late", outer.Header().Get("Location"), "what is set behind the status stays: it may be a trailer")
 		require.Equal(t, 1, l.count(t))
 	})
 }

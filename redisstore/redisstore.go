@@ -33,6 +33,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"time"
 
@@ -113,21 +114,16 @@ func validate(client redis.UniversalClient, cfg Config) error {
 		problem("ReplicaTimeout is under 1 ms") // WAIT counts in ms, and 0 would be for ever
 	}
 
+	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		problem("client is nil")
+		client = nil
+	}
 	var readTimeout time.Duration
 	switch c := client.(type) {
-	case nil:
-		problem("client is nil")
+	case nil: // said
 	case *redis.Client:
-		if c == nil {
-			problem("client is a nil *redis.Client")
-			break
-		}
 		readTimeout = c.Options().ReadTimeout
 	case *redis.ClusterClient:
-		if c == nil {
-			problem("client is a nil *redis.ClusterClient")
-			break
-		}
 		readTimeout = c.Options().ReadTimeout
 	case *redis.Ring:
 		problem("a Ring loses records when a server is away")
