@@ -17,17 +17,19 @@ func TestPostgresStoreConforms(t *testing.T) {
 	t.Parallel()
 	exec := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }
 	direct := func(t *testing.T) *pgxpool.Pool { return testdb.Pool(t) }
+	bouncer := func(t *testing.T) *pgxpool.Pool { return testdb.PoolAt(t, testdb.PgBouncerURL(t), exec) }
 	for name, c := range map[string]struct {
 		pool      func(t *testing.T) *pgxpool.Pool
 		cfg       idempotency.PostgresConfig
+		crowded   bool
 		elsewhere bool
 	}{
 		"grouped":                    {pool: direct},
+		"crowded":                    {pool: direct, crowded: true},
 		"ungrouped":                  {pool: direct, cfg: idempotency.PostgresConfig{Ungrouped: true}},
 		"retried at another process": {pool: direct, elsewhere: true},
-		"through PgBouncer": {pool: func(t *testing.T) *pgxpool.Pool {
-			return testdb.PoolAt(t, testdb.PgBouncerURL(t), exec)
-		}},
+		"through PgBouncer":          {pool: bouncer},
+		"crowded through PgBouncer":  {pool: bouncer, crowded: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -38,6 +40,9 @@ func TestPostgresStoreConforms(t *testing.T) {
 				store, err := idempotency.NewPostgresStore(pool, cfg)
 				require.NoError(t, err)
 				require.NoError(t, store.Migrate(t.Context()))
+				if c.crowded {
+					store.Crowd()
+				}
 				if c.elsewhere {
 					return elsewhere{store, pool, cfg}
 				}

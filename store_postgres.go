@@ -28,7 +28,7 @@ type PostgresConfig struct {
 	// and a dot between the two; otherwise the search_path decides. Each part is 1 to 63
 	// lower-case letters, digits and underscores. Reserved words are allowed.
 	Table string
-	// Ungrouped gives each claim and each outcome a statement of its own even when many
+	// Ungrouped gives each claim, look and outcome a statement of its own even when many
 	// callers queue, who share statements otherwise.
 	Ungrouped bool
 }
@@ -53,6 +53,7 @@ type PostgresStore struct {
 	recent *recentKeys
 	// Nil if Ungrouped.
 	insertions  *group[Claim, insertion]
+	looks       *group[look, *postgresRow]
 	completions *group[outcome, bool]
 
 	sweepFrom atomic.Pointer[time.Time] // the expiry at which the next batch begins; nil: with the first
@@ -72,10 +73,13 @@ func NewPostgresStore(db PostgresDB, cfg PostgresConfig) (*PostgresStore, error)
 	s := &PostgresStore{db: db, table: table, sql: newStatements(table), recent: new(recentKeys)}
 	if !cfg.Ungrouped {
 		s.insertions = &group[Claim, insertion]{
-			alone: s.insertAlone, together: s.insertTogether, keep: func(c Claim) Claim { return c },
+			limits: writing, alone: s.insertAlone, together: s.insertTogether, keep: asItIs[Claim],
+		}
+		s.looks = &group[look, *postgresRow]{
+			limits: reading, alone: s.findAlone, together: s.findTogether, keep: asItIs[look],
 		}
 		s.completions = &group[outcome, bool]{
-			alone: s.completeAlone, together: s.completeTogether, keep: outcome.withOwnBody,
+			limits: writing, alone: s.completeAlone, together: s.completeTogether, keep: outcome.withOwnBody,
 		}
 	}
 	return s, nil
@@ -88,8 +92,9 @@ type querier interface {
 }
 
 // maxLooks bounds how often Reserve looks at a row that changes under its eyes: each
-// time somebody else took or freed the key in between.
-const maxLooks = 10
+// time somebody else took or freed the key in between. 10 such looks in a row were seen,
+// of dozens of callers who released a key again and again.
+const maxLooks = 100
 
 var (
 	errRestless   = errors.New("the record changed at every look")
@@ -141,11 +146,11 @@ func (s *PostgresStore) tryReserve(ctx context.Context, c Claim, id [16]byte, lo
 			return c.acquired(1, made.createdAt), true, nil
 		}
 	}
-	row, found, err := s.find(ctx, uuidOf(id), c.Fingerprint)
+	row, err := s.find(ctx, look{uuidOf(id), c.Fingerprint})
 	if err != nil {
 		return Record{}, false, err
 	}
-	if !found {
+	if row == nil {
 		s.recent.remove(id)
 		return Record{}, false, nil
 	}

@@ -195,6 +195,7 @@ func TestPostgresPlans(t *testing.T) {
 	const outcome = `200, '\x00', '\x00', '\x00', false, `
 	statements := []struct{ name, sql, args, types string }{
 		{"find", s.sql.find, byKey + print, "uuid, bytea"},
+		{"find together", s.sql.findTogether, `ARRAY[gen_random_uuid(), gen_random_uuid()], '{"\\\\x00","\\\\x00"}', `, "uuid[], bytea[]"},
 		{"replace", s.sql.replace, byKey + token + print + "1, 1, ", "uuid, uuid, bytea, bigint, bigint"},
 		{"retake", s.sql.retake, byKey + token + print + "1, ", "uuid, uuid, bytea, bigint"},
 		{"extend", s.sql.extend, byKey + token + "1, ", "uuid, uuid, bigint"},
@@ -227,4 +228,50 @@ func TestPostgresPlans(t *testing.T) {
 			exec("DEALLOCATE p")
 		}
 	}
+}
+
+// A server keeps the plan of a prepared statement. What was right for an empty table would
+// read one that has grown since once for every call of a crowd, until its next ANALYZE.
+func TestPostgresPlansOfATableThatHasGrown(t *testing.T) {
+	t.Parallel()
+	s, pool := newCostStore(t)
+	_, err := pool.Exec(t.Context(), "ALTER TABLE "+s.table.quoted()+" SET (autovacuum_enabled = false)")
+	require.NoError(t, err)
+	tx, err := pool.Begin(t.Context()) // one connection, and counts of its own
+	require.NoError(t, err)
+	defer tx.Rollback(t.Context())
+	s.db = tx
+
+	outcomes, looks := make([]outcome, 40), make([]look, 40)
+	for i := range outcomes {
+		c := costClaim(i)
+		outcomes[i], looks[i] = outcomeOf(c, costResponse()), look{uuidOf(c.Key.id()), c.Fingerprint}
+	}
+	crowd := func() {
+		_, err := s.findTogether(t.Context(), looks)
+		require.NoError(t, err)
+		_, err = s.completeTogether(t.Context(), outcomes)
+		require.NoError(t, err)
+	}
+	read := func() (rows int) {
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables
+			WHERE relid = to_regclass($1)`, s.table.quoted()).Scan(&rows))
+		return rows
+	}
+	grow := func(from, to int) {
+		_, err = tx.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %s (id, tenant, endpoint, key, fingerprint, token, attempt,
+			created_at, lease_until, expires_at)
+			SELECT gen_random_uuid(), 'tenant', 'POST /v1/charges', n::text, sha256(n::text::bytea), gen_random_uuid(), 1,
+				now(), now() + interval '1 day', now() + interval '1 day'
+			FROM generate_series($1::bigint, $2::bigint) AS n`, s.table.quoted()), from, to)
+		require.NoError(t, err)
+	}
+	grow(1, 500)
+	for range 10 { // after the sixth execution at the latest the server keeps its plan
+		crowd()
+	}
+	grow(501, 10000)
+	before := read()
+	crowd()
+	require.Equal(t, before, read(), "rows were read, although none is asked for that is there")
 }

@@ -1,45 +1,42 @@
 package idempotency
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Claims and outcomes that arrive while the database is busy share a statement, and so
-// one commit: beyond some 16 callers that is several times as fast as one statement for
-// each. With fewer callers each goes alone, at once; nothing waits for company.
+// Calls that arrive while the database is busy share a statement, and claims and outcomes
+// so share one commit: in a crowd that is several times as fast as one statement for each.
+// With fewer callers each goes alone, at once; nothing waits for company.
 
-const (
-	// aloneWriters is how many statements are under way at most while there are few
-	// callers: up to there PostgreSQL runs them side by side better than together.
-	aloneWriters = 16
-	// crowdWriters is how many there are in a crowd: one is filled and sent while the
-	// other is committed, and each takes as many calls along as it can.
-	crowdWriters = 2
-	// groupMax bounds a statement.
-	groupMax = 512
-)
+// limits say when calls share.
+type limits struct {
+	// few is how many statements are under way at most while there are not more callers
+	// on average: up to there PostgreSQL runs them side by side better than together.
+	few int
+	// crowd is how many there are when there are more: each takes along as many calls
+	// as it can.
+	crowd int
+	// calls bounds a statement.
+	calls int
+}
 
 // group runs calls alone, or together when they queue. It has no goroutine while nobody
 // queues.
 type group[In, Out any] struct {
+	limits
 	alone    func(context.Context, In) (Out, error)
 	together func(context.Context, []In) ([]Out, error)
 	// keep makes what a call was given safe to use after its caller has left.
 	keep func(In) In
 
-	mu     sync.Mutex
-	inside int // callers, whether queued or in a statement
-	crowd  int // the average of inside over some 16 calls, times 16
-	busy   int // statements under way
-	queue  []*groupCall[In, Out]
+	mu      sync.Mutex
+	inside  int // callers, whether queued or in a statement
+	average int // of inside over some 16 calls, times 16
+	busy    int // statements under way
+	queue   []*groupCall[In, Out]
 }
 
 type groupCall[In, Out any] struct {
@@ -77,8 +74,8 @@ func (g *group[In, Out]) enter(ctx context.Context, in In) *groupCall[In, Out] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.inside++
-	g.crowd += g.inside - g.crowd/16
-	if len(g.queue) == 0 && g.busy < g.writers() {
+	g.average += g.inside - g.average/16
+	if len(g.queue) == 0 && g.busy < g.statements() {
 		g.busy++
 		return nil
 	}
@@ -87,13 +84,13 @@ func (g *group[In, Out]) enter(ctx context.Context, in In) *groupCall[In, Out] {
 	return call
 }
 
-// writers is how many statements may be under way. It follows the average, because
+// statements is how many statements may be under way. It follows the average, because
 // callers come in waves: those whose claims were made together complete them together.
-func (g *group[In, Out]) writers() int {
-	if g.crowd/16 > aloneWriters {
-		return crowdWriters
+func (g *group[In, Out]) statements() int {
+	if g.average/16 > g.few {
+		return g.crowd
 	}
-	return aloneWriters
+	return g.few
 }
 
 func (g *group[In, Out]) leave() {
@@ -108,10 +105,10 @@ func (g *group[In, Out]) finish() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.busy--
-	if len(g.queue) == 0 || g.busy >= g.writers() {
+	if len(g.queue) == 0 || g.busy >= g.statements() {
 		return
 	}
-	n := min(len(g.queue), groupMax)
+	n := min(len(g.queue), g.calls)
 	calls := g.queue[:n:n]
 	if g.queue = g.queue[n:]; len(g.queue) == 0 {
 		g.queue = nil // or its array would keep what the calls were given, bodies too
@@ -158,106 +155,5 @@ func sharedContext[In, Out any](calls []*groupCall[In, Out]) (context.Context, c
 	return context.WithDeadline(ctx, last)
 }
 
-// ---- reserve
-
-// insertion is what became of an INSERT: a time if it was made.
-type insertion struct {
-	createdAt time.Time
-	inserted  bool
-}
-
-// insertTogether inserts the claims whose keys have no record. The rows go in the order
-// of their keys: two statements that insert the same ones would otherwise wait for each
-// other.
-func (s *PostgresStore) insertTogether(ctx context.Context, claims []Claim) ([]insertion, error) {
-	var (
-		n                        = len(claims)
-		ids, tokens              = make([]pgtype.UUID, n), make([]pgtype.UUID, n)
-		tenants, endpoints, keys = make([]string, n), make([]string, n), make([]string, n)
-		fingerprints             = make([][]byte, n)
-		leases, ttls             = make([]int64, n), make([]int64, n)
-	)
-	for i, p := range orderedBy(claims, func(c Claim) [16]byte { return c.Key.id() }) {
-		c := &claims[p.index]
-		ids[i], tokens[i], fingerprints[i] = uuidOf(p.id), uuidOf(c.Token), c.Fingerprint[:]
-		tenants[i], endpoints[i], keys[i] = c.Key.Tenant, c.Key.Endpoint, c.Key.Value
-		leases[i], ttls[i] = micros(c.Lease), micros(c.TTL)
-	}
-	rows, err := s.db.Query(ctx, s.sql.insertTogether, ids, tenants, endpoints, keys, fingerprints, tokens, leases, ttls)
-	if err != nil {
-		return nil, err
-	}
-	made := make(map[[16]byte]time.Time, n)
-	var token pgtype.UUID
-	var createdAt time.Time
-	if _, err = pgx.ForEachRow(rows, []any{&token, &createdAt}, func() error {
-		made[token.Bytes] = createdAt
-		return nil
-	}); err != nil {
-		return nil, err
-	}
-	out := make([]insertion, n)
-	for i, c := range claims {
-		out[i].createdAt, out[i].inserted = made[c.Token]
-	}
-	return out, nil
-}
-
-// ---- complete
-
-func (o outcome) withOwnBody() outcome {
-	o.body = bytes.Clone(o.body)
-	return o
-}
-
-// completeTogether records the outcomes whose claims own their keys, and reports which.
-func (s *PostgresStore) completeTogether(ctx context.Context, outcomes []outcome) ([]bool, error) {
-	var (
-		n             = len(outcomes)
-		ids, tokens   = make([]pgtype.UUID, n), make([]pgtype.UUID, n)
-		statuses      = make([]int32, n)
-		headers, refs = make([][]byte, n), make([][]byte, n)
-		bodies        = make([][]byte, n)
-		omitted       = make([]bool, n)
-		ttls          = make([]int64, n)
-	)
-	for i, p := range orderedBy(outcomes, func(o outcome) [16]byte { return o.claim.Key.id() }) {
-		o := &outcomes[p.index]
-		ids[i], tokens[i], ttls[i] = uuidOf(p.id), uuidOf(o.claim.Token), micros(o.claim.TTL)
-		statuses[i], headers[i], bodies[i], refs[i], omitted[i] = o.status, o.header, o.body, o.ref, o.omitted
-	}
-	rows, err := s.db.Query(ctx, s.sql.completeTogether, ids, tokens, statuses, headers, bodies, refs, omitted, ttls)
-	if err != nil {
-		return nil, err
-	}
-	done := make(map[[16]byte]bool, n)
-	var token pgtype.UUID
-	if _, err = pgx.ForEachRow(rows, []any{&token}, func() error {
-		done[token.Bytes] = true
-		return nil
-	}); err != nil {
-		return nil, err
-	}
-	out := make([]bool, n)
-	for i, o := range outcomes {
-		out[i] = done[o.claim.Token]
-	}
-	return out, nil
-}
-
-// place is where a call's row is, in the order of the primary keys.
-type place struct {
-	id    [16]byte
-	index int
-}
-
-func orderedBy[T any](calls []T, id func(T) [16]byte) []place {
-	order := make([]place, len(calls))
-	for i, call := range calls {
-		order[i] = place{id(call), i}
-	}
-	slices.SortFunc(order, func(a, b place) int {
-		return cmp.Or(bytes.Compare(a.id[:], b.id[:]), cmp.Compare(a.index, b.index))
-	})
-	return order
-}
+// asItIs is for what nobody changes.
+func asItIs[In any](in In) In { return in }

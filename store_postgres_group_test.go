@@ -20,24 +20,32 @@ import (
 	"github.com/seed-2d1e5f61/idempotency/internal/testdb"
 )
 
+// few is how many callers of a statementsOf go alone.
+const few = 16
+
 // statementsOf is a group whose statements take a second, and that counts them.
 type statementsOf struct {
 	group[int, int]
 	alone, together atomic.Int32
-	largest         int
 	fail            error
+
+	mu      sync.Mutex
+	largest int
 }
 
 func newStatementsOf() *statementsOf {
 	s := &statementsOf{}
-	s.group.keep = func(n int) int { return n }
+	s.group.limits = limits{few: few, crowd: 2, calls: 512}
+	s.group.keep = asItIs[int]
 	s.group.alone = func(ctx context.Context, n int) (int, error) {
 		s.alone.Add(1)
 		return 2 * n, pause(ctx, time.Second)
 	}
 	s.group.together = func(ctx context.Context, ns []int) ([]int, error) {
 		s.together.Add(1)
+		s.mu.Lock()
 		s.largest = max(s.largest, len(ns))
+		s.mu.Unlock()
 		if s.fail != nil {
 			return nil, s.fail
 		}
@@ -69,8 +77,8 @@ func TestGroupLetsAFewCallersGoAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStatementsOf()
 		began := time.Now()
-		s.call(t, aloneWriters)
-		require.EqualValues(t, aloneWriters, s.alone.Load())
+		s.call(t, few)
+		require.EqualValues(t, few, s.alone.Load())
 		require.Zero(t, s.together.Load())
 		require.Equal(t, time.Second, time.Since(began), "they went one after the other")
 	})
@@ -82,11 +90,24 @@ func TestGroupLetsManyCallersShare(t *testing.T) {
 		s := newStatementsOf()
 		began := time.Now()
 		s.call(t, 300)
-		require.EqualValues(t, aloneWriters, s.alone.Load())
+		require.EqualValues(t, few, s.alone.Load())
 		require.EqualValues(t, 1, s.together.Load())
-		require.Equal(t, 300-aloneWriters, s.largest)
+		require.Equal(t, 300-few, s.largest)
 		require.Equal(t, 2*time.Second, time.Since(began))
 		require.Equal(t, []any{0, 0, 0}, []any{s.inside, s.busy, len(s.queue)}, "it does not come to rest")
+	})
+}
+
+func TestGroupBoundsItsStatements(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStatementsOf()
+		s.calls = 100
+		began := time.Now()
+		s.call(t, few+300)
+		require.EqualValues(t, 3, s.together.Load())
+		require.Equal(t, 100, s.largest)
+		require.Equal(t, 3*time.Second, time.Since(began), "not two statements of a crowd at once, and then the third")
 	})
 }
 
@@ -104,7 +125,8 @@ func TestGroupAtRestHoldsNoCalls(t *testing.T) {
 				}
 				return make([]int, len(bodies)), nil
 			},
-			keep: func(body *[]byte) *[]byte { return body },
+			keep:   asItIs[*[]byte],
+			limits: limits{few: few, crowd: 2, calls: 512},
 		}
 		var callers sync.WaitGroup
 		for range 300 {
@@ -130,7 +152,7 @@ func TestGroupOfACallerThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStatementsOf()
 		var wg sync.WaitGroup
-		wg.Go(func() { s.call(t, aloneWriters+10) })
+		wg.Go(func() { s.call(t, few+10) })
 		synctest.Wait()
 
 		// One is gone before its statement is sent, another while it is under way.
@@ -156,7 +178,7 @@ func TestGroupWhoseFirstCallerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStatementsOf()
 		var wg sync.WaitGroup
-		wg.Go(func() { s.call(t, aloneWriters) })
+		wg.Go(func() { s.call(t, few) })
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second/2)
 		defer cancel()
@@ -169,7 +191,7 @@ func TestGroupWhoseFirstCallerLeaves(t *testing.T) {
 		wg.Go(func() { s.call(t, 10) })
 		wg.Wait()
 		require.EqualValues(t, 1, s.together.Load())
-		require.EqualValues(t, aloneWriters, s.alone.Load(), "the others were left without their statement")
+		require.EqualValues(t, few, s.alone.Load(), "the others were left without their statement")
 	})
 }
 
@@ -198,6 +220,8 @@ func TestGroupFallsBackToSingleStatements(t *testing.T) {
 func claimOf(value string) Claim {
 	return Claim{Key: Key{"t", "e", value}, Token: uuid.New(), Lease: time.Minute, TTL: time.Hour}
 }
+
+func lookOf(c Claim) look { return look{uuidOf(c.Key.id()), c.Fingerprint} }
 
 func TestSharedStatementsInEveryQueryMode(t *testing.T) {
 	t.Parallel()
@@ -235,6 +259,21 @@ func TestSharedStatementsInEveryQueryMode(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []bool{true, false, false, true}, done, "the fence")
 
+			rows, err := s.findTogether(t.Context(), []look{
+				lookOf(b), lookOf(claimOf("none")), lookOf(a), lookOf(late), lookOf(a), {lookOf(a).id, Fingerprint{1}},
+			})
+			require.NoError(t, err)
+			require.EqualValues(t, 204, rows[0].status.Int32)
+			require.Nil(t, rows[1], "a record that is not there")
+			for _, row := range []*postgresRow{rows[2], rows[4]} {
+				rec, err := row.record(a.Fingerprint)
+				require.NoError(t, err)
+				require.Equal(t, resp, rec.Response)
+			}
+			require.False(t, rows[3].completed())
+			require.True(t, rows[5].completed())
+			require.Nil(t, rows[5].body, "sent to another request")
+
 			rec, err := s.Reserve(t.Context(), claimOf(a.Key.Value))
 			require.NoError(t, err)
 			require.Equal(t, resp, rec.Response)
@@ -249,24 +288,31 @@ func TestSharedStatementsInEveryQueryMode(t *testing.T) {
 	}
 }
 
+// watchShared counts the statements that calls share, none of which may fail.
+func watchShared[In, Out any](t *testing.T, g *group[In, Out], shared *atomic.Int32) {
+	together := g.together
+	g.together = func(ctx context.Context, in []In) ([]Out, error) {
+		shared.Add(1)
+		out, err := together(ctx, in)
+		if err != nil {
+			t.Error(err)
+		}
+		return out, err
+	}
+}
+
 // Hundreds at once, over keys that meet: every key has one owner, and each owner's
 // outcome is recorded.
 func TestManyCallersShareStatements(t *testing.T) {
 	t.Parallel()
-	var shared atomic.Int32
+	var insertions, looks, completions atomic.Int32
 	pool := testdb.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
 	s, err := NewPostgresStore(pool, PostgresConfig{Table: testdb.Table(t)})
 	require.NoError(t, err)
 	require.NoError(t, s.Migrate(t.Context()))
-	together := s.insertions.together
-	s.insertions.together = func(ctx context.Context, claims []Claim) ([]insertion, error) {
-		shared.Add(1)
-		made, err := together(ctx, claims)
-		if err != nil {
-			t.Error(err)
-		}
-		return made, err
-	}
+	watchShared(t, s.insertions, &insertions)
+	watchShared(t, s.looks, &looks)
+	watchShared(t, s.completions, &completions)
 
 	const callers, rounds, keys = 200, 5, 50
 	var owners [rounds * keys]atomic.Int32
@@ -294,7 +340,9 @@ func TestManyCallersShareStatements(t *testing.T) {
 	for n := range owners {
 		require.EqualValues(t, 1, owners[n].Load(), "key %d", n)
 	}
-	require.NotZero(t, shared.Load(), "nothing was shared, so nothing was tested")
+	for name, shared := range map[string]*atomic.Int32{"insertions": &insertions, "looks": &looks, "completions": &completions} {
+		require.NotZero(t, shared.Load(), "no %s were shared, so nothing was tested", name)
+	}
 	var completed int
 	require.NoError(t, pool.QueryRow(t.Context(),
 		"SELECT count(*) FROM "+s.table.quoted()+" WHERE completed_at IS NOT NULL").Scan(&completed))

@@ -11,17 +11,18 @@ import (
 
 // statements are the SQL of one table.
 type statements struct {
-	insertTogether, completeTogether      string
-	insert, find, replace, retake, extend string
-	complete, completed, owner, release   string
-	sweep, stuck, resolve, free           string
+	insertTogether, findTogether, completeTogether string
+	insert, find, replace, retake, extend          string
+	complete, completed, owner, release            string
+	sweep, stuck, resolve, free                    string
 }
 
 func newStatements(table tableName) statements {
 	fill := strings.NewReplacer("{{table}}", table.quoted()).Replace
 	return statements{
-		insertTogether: fill(sqlInsertTogether), completeTogether: fill(sqlCompleteTogether),
-		insert: fill(sqlInsert), find: fill(sqlFind),
+		insertTogether: fill(sqlInsertTogether), findTogether: fill(sqlFindTogether),
+		completeTogether: fill(sqlCompleteTogether),
+		insert:           fill(sqlInsert), find: fill(sqlFind),
 		replace: fill(sqlReplace), retake: fill(sqlRetake), extend: fill(sqlExtend),
 		complete: fill(sqlComplete), completed: fill(sqlCompleted),
 		owner: fill(sqlOwner), release: fill(sqlRelease),
@@ -67,9 +68,17 @@ const (
 	// Plain columns, and judged by the caller: measured, what expressions cost the server
 	// at every execution was a tenth of a replay. Only a body may be long, and one for
 	// another fingerprint is not sent.
-	sqlFind = `SELECT clock_timestamp(), lease_until, expires_at, created_at, fingerprint, token, attempt,
-			status, omitted, header, CASE WHEN fingerprint = $2::bytea THEN body END, ref
-		FROM {{table}} WHERE id = $1::uuid`
+	sqlLookFor = `SELECT clock_timestamp(), lease_until, expires_at, created_at, fingerprint, token, attempt,
+			status, omitted, header, CASE WHEN fingerprint = `
+	sqlLookAt = ` THEN body END, ref FROM {{table}} WHERE id = `
+
+	sqlFind = sqlLookFor + `$2::bytea` + sqlLookAt + `$1::uuid`
+
+	// OFFSET 0 leaves the planner no choice but a look for each, so that a plan it made
+	// while the table was small does no harm.
+	sqlFindTogether = `SELECT r.*, place
+		FROM unnest($1::uuid[], $2::bytea[]) WITH ORDINALITY AS u (id, fingerprint, place)
+		CROSS JOIN LATERAL (` + sqlLookFor + `u.fingerprint` + sqlLookAt + `u.id OFFSET 0) AS r`
 
 	sqlReplace = `UPDATE {{table}} SET token = $2::uuid, fingerprint = $3::bytea, attempt = 1,
 			created_at = clock_timestamp(), lease_until = ` + sqlFromNow + `$4::bigint,
@@ -147,13 +156,28 @@ type postgresRow struct {
 	header, body, ref []byte
 }
 
-func (s *PostgresStore) find(ctx context.Context, id pgtype.UUID, fp Fingerprint) (r *postgresRow, found bool, err error) {
-	r = new(postgresRow)
-	err = s.db.QueryRow(ctx, s.sql.find, id, fp[:]).Scan(
+// columns are where what a look returns belongs.
+func (r *postgresRow) columns() []any {
+	return []any{
 		&r.now, &r.leaseUntil, &r.expiresAt, &r.createdAt, &r.fingerprint, &r.token, &r.attempt,
-		&r.status, &r.omitted, &r.header, &r.body, &r.ref)
-	found, err = matched(err)
-	return r, found, err
+		&r.status, &r.omitted, &r.header, &r.body, &r.ref,
+	}
+}
+
+// find returns nil if there is no record.
+func (s *PostgresStore) find(ctx context.Context, l look) (*postgresRow, error) {
+	if s.looks != nil {
+		return s.looks.do(ctx, l)
+	}
+	return s.findAlone(ctx, l)
+}
+
+func (s *PostgresStore) findAlone(ctx context.Context, l look) (*postgresRow, error) {
+	r := new(postgresRow)
+	if found, err := matched(s.db.QueryRow(ctx, s.sql.find, l.id, l.fingerprint[:]).Scan(r.columns()...)); !found {
+		return nil, err
+	}
+	return r, nil
 }
 
 func (r *postgresRow) completed() bool { return r.status.Valid }
