@@ -25,7 +25,7 @@ func TestRun(t *testing.T) {
 	if err := run(t.Context(), o, &out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"fresh, fiber-v3", "| memory, replay |", "| PostgreSQL, replay |", "| 256 callers |", "one indexed SELECT"} {
+	for _, want := range []string{"fresh, fiber-v3", "| memory, replay |", "| PostgreSQL, replay |", "| 256 callers |", "against pgbench", "against one indexed SELECT"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}

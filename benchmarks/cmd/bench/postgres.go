@@ -29,20 +29,20 @@ var callerCounts = []int{1, 4, 16, 64, 256}
 
 // postgres is a database of its own with a table for each case.
 type postgres struct {
-	url        string
-	drop       func() error
-	pool       *pgxpool.Pool
-	sql        *statements
-	grouped    http.Handler
-	alone      http.Handler
-	large      http.Handler // over many live records
-	replayed   string       // a key that is recorded in every store
-	replayedID pgtype.UUID
-	pgbench    string // "" if there is none
-	dir        string // of pgbench's script
-	left       []string
-	many       int
-	elsewhere  uint64 // the first of elsewhereKeys that are recorded
+	url       string
+	drop      func() error
+	pool      *pgxpool.Pool
+	sql       *statements
+	grouped   http.Handler
+	alone     http.Handler
+	large     http.Handler // over many live records
+	replayed  []string     // keys that are recorded in every store
+	ids       []pgtype.UUID
+	pgbench   string // "" if there is none
+	dir       string // of pgbench's script
+	left      []string
+	many      int
+	elsewhere uint64 // the first of elsewhereKeys that are recorded
 }
 
 // statements hears what the store sends, so that what it is compared to sends the same.
@@ -75,7 +75,10 @@ func (s *statements) find(verb, table string) (string, error) {
 }
 
 func openPostgres(ctx context.Context, server string, many int) (_ *postgres, err error) {
-	p := &postgres{sql: new(statements), replayed: load.NewKey(), many: many}
+	p := &postgres{sql: new(statements), replayed: make([]string, few), many: many}
+	for i := range p.replayed {
+		p.replayed[i] = load.NewKey()
+	}
 	if p.url, p.drop, err = tempdb.Create(ctx, server); err != nil {
 		return nil, err
 	}
@@ -93,21 +96,24 @@ func openPostgres(ctx context.Context, server string, many int) (_ *postgres, er
 	// What is compared works on one table: the larger it grows, the dearer is a new row.
 	for _, s := range []struct {
 		handler *http.Handler
-		key     string
 		cfg     idempotency.PostgresConfig
 	}{
-		{&p.grouped, p.replayed, idempotency.PostgresConfig{Table: "common"}},
-		{&p.alone, load.NewKey(), idempotency.PostgresConfig{Table: "common", Ungrouped: true}},
-		{&p.large, p.replayed, idempotency.PostgresConfig{Table: "large"}},
+		{&p.grouped, idempotency.PostgresConfig{Table: "common"}},
+		{&p.alone, idempotency.PostgresConfig{Table: "common", Ungrouped: true}},
+		{&p.large, idempotency.PostgresConfig{Table: "large"}},
 	} {
-		if *s.handler, err = p.protect(ctx, s.key, s.cfg); err != nil {
+		if *s.handler, err = p.protect(ctx, s.cfg); err != nil {
 			return nil, err
 		}
 	}
 	if err = p.fill(ctx); err != nil {
 		return nil, err
 	}
-	if err = p.pool.QueryRow(ctx, "SELECT id FROM common WHERE key = $1", p.replayed).Scan(&p.replayedID); err != nil {
+	rows, err := p.pool.Query(ctx, "SELECT id FROM common")
+	if err != nil {
+		return nil, err
+	}
+	if p.ids, err = pgx.CollectRows(rows, pgx.RowTo[pgtype.UUID]); err != nil {
 		return nil, err
 	}
 	if p.pgbench = findPgbench(); p.pgbench == "" {
@@ -127,8 +133,8 @@ func newPool(ctx context.Context, url string, tracer pgx.QueryTracer) (*pgxpool.
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
-// protect puts a store on a table and has it serve a key, and the same again.
-func (p *postgres) protect(ctx context.Context, key string, cfg idempotency.PostgresConfig) (http.Handler, error) {
+// protect puts a store on a table and has it serve the keys that are replayed later.
+func (p *postgres) protect(ctx context.Context, cfg idempotency.PostgresConfig) (http.Handler, error) {
 	store, err := load.Store(ctx, p.pool, cfg)
 	if err != nil {
 		return nil, err
@@ -138,14 +144,20 @@ func (p *postgres) protect(ctx context.Context, key string, cfg idempotency.Post
 		return nil, err
 	}
 	client := load.NewClient(handler)
-	return handler, errors.Join(client.Expect(key, false), client.Expect(key, true))
+	for _, key := range p.replayed {
+		client.Post(key)
+		if err := client.Expect(key, true); err != nil {
+			return nil, err
+		}
+	}
+	return handler, nil
 }
 
-// fill gives one table many live records, like the one in it.
+// fill gives one table many live records, like one that is in it.
 func (p *postgres) fill(ctx context.Context) error {
 	_, err := p.pool.Exec(ctx, `INSERT INTO large SELECT (r).* FROM (
 			SELECT jsonb_populate_record(t, jsonb_build_object('id', gen_random_uuid(), 'key', n)) AS r
-			FROM large AS t, generate_series(1, $1::bigint) AS n) AS filled`, p.many)
+			FROM (SELECT large AS t FROM large LIMIT 1) AS one, generate_series(1, $1::bigint) AS n) AS filled`, p.many)
 	if err == nil {
 		_, err = p.pool.Exec(ctx, "VACUUM ANALYZE large")
 	}
@@ -172,10 +184,15 @@ func (p *postgres) cases() []measure.Case {
 	}
 	// What only reads comes first: behind many writes the server has work left over, which
 	// would fall on the next case alone.
-	add("replay", "grouped", connections, p.replay(p.grouped))
-	add("replay", "select", connections, p.selectOne)
-	add("replay-live", "grouped", connections, p.replay(p.large))
-	add("replay-elsewhere", "grouped", connections, p.replayElsewhere)
+	for _, callers := range callerCounts {
+		add("replay", "grouped", callers, p.replay(p.grouped))
+		add("replay", "select", callers, p.selectOne)
+		add("replay", "alone", callers, p.replay(p.alone))
+		if callers == connections {
+			add("replay-live", "grouped", callers, p.replay(p.large))
+			add("replay-elsewhere", "grouped", callers, p.replayElsewhere)
+		}
+	}
 	for _, callers := range callerCounts {
 		add("fresh", "grouped", callers, fresh(p.grouped))
 		if callers == connections {
@@ -242,68 +259,6 @@ func fresh(h http.Handler) func(context.Context, time.Duration, int) (measure.Sa
 			return client.Expect(load.NewKey(), false)
 		})
 	}
-}
-
-func (p *postgres) replay(h http.Handler) func(context.Context, time.Duration, int) (measure.Sample, error) {
-	pool := clients(h)
-	return func(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
-		return together(ctx, d, callers, func() error {
-			client := pool.Get().(*load.Client)
-			defer pool.Put(client)
-			return client.Expect(p.replayed, true)
-		})
-	}
-}
-
-// replayElsewhere replays keys that were recorded by another process, each once: a new
-// store knows nothing of them.
-func (p *postgres) replayElsewhere(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
-	if p.elsewhere == 0 {
-		if err := p.recordElsewhere(ctx); err != nil {
-			return measure.Sample{}, err
-		}
-	}
-	store, err := idempotency.NewPostgresStore(p.pool, idempotency.PostgresConfig{Table: "common"})
-	if err != nil {
-		return measure.Sample{}, err
-	}
-	h, err := load.Middleware(store, load.Handler)
-	if err != nil {
-		return measure.Sample{}, err
-	}
-	return together(ctx, d, callers, p.eachElsewhere(h, true))
-}
-
-// eachElsewhere sends every one of elsewhereKeys once.
-func (p *postgres) eachElsewhere(h http.Handler, wantReplay bool) func() error {
-	pool := clients(h)
-	var next atomic.Uint64
-	return func() error {
-		n := next.Add(1) - 1
-		if n >= elsewhereKeys {
-			return errNoMore
-		}
-		client := pool.Get().(*load.Client)
-		defer pool.Put(client)
-		return client.Expect(load.Key(p.elsewhere+n), wantReplay)
-	}
-}
-
-// elsewhereKeys are enough for some seconds; a longer case ends with them.
-const elsewhereKeys = 50_000
-
-func (p *postgres) recordElsewhere(ctx context.Context) error {
-	p.elsewhere = load.Reserve(elsewhereKeys)
-	_, err := together(ctx, time.Hour, 4*connections, p.eachElsewhere(p.grouped, false))
-	return err
-}
-
-// selectOne is the floor of a replay: one indexed SELECT of the same row by the pool.
-func (p *postgres) selectOne(ctx context.Context, d time.Duration, callers int) (measure.Sample, error) {
-	return together(ctx, d, callers, func() error {
-		var header, body []byte
-		return p.pool.QueryRow(ctx, "SELECT header, body FROM common WHERE id = $1::uuid", p.replayedID).Scan(&header, &body)
-	})
 }
 
 // hotKey sends duplicates of one fresh key at once: one runs, the others are answered

@@ -93,24 +93,11 @@ func (r report) ratio(of func(measure.Sample) float64, a, b string) (float64, bo
 
 func (r report) postgres(b *strings.Builder) {
 	rate := measure.Sample.Rate
-	b.WriteString("\n| PostgreSQL, fresh, 16 connections | requests a second | against single statements | against pgbench |\n|---|---|---|---|\n")
-	for _, callers := range callerCounts {
-		grouped := postgresName("fresh", "grouped", callers)
-		requests, ok := r.results.Median(grouped, rate)
-		if !ok {
-			continue
-		}
-		alone, _ := r.ratio(rate, grouped, postgresName("fresh", "alone", callers))
-		floor := "-"
-		if ratio, ok := r.ratio(rate, grouped, postgresName("fresh", "pgbench", callers)); ok {
-			floor = fmt.Sprintf("%.2f", ratio)
-		}
-		fmt.Fprintf(b, "| %d callers | %.0f | %.2f | %s |\n", callers, requests, alone, floor)
-	}
+	r.callers(b, "fresh", "pgbench", "pgbench")
+	r.callers(b, "replay", "select", "one indexed SELECT by pgxpool")
 	b.WriteString("\n| | ratio of rates |\n|---|---|\n")
 	for _, row := range []struct{ what, a, b string }{
-		{"PostgreSQL: a replay, against one indexed SELECT by pgxpool", postgresName("replay", "grouped", connections), postgresName("replay", "select", connections)},
-		{"PostgreSQL: a replay of what another process recorded, against the same", postgresName("replay-elsewhere", "grouped", connections), postgresName("replay", "select", connections)},
+		{"PostgreSQL: a replay of what another process recorded, against one indexed SELECT", postgresName("replay-elsewhere", "grouped", connections), postgresName("replay", "select", connections)},
 		{"PostgreSQL: 200 duplicates of one fresh key at once, against fresh requests by 16", postgresName("hot", "grouped", 200), postgresName("fresh", "grouped", connections)},
 		{"Redis (fsync always), fresh, against PostgreSQL", "Redis/op=fresh/callers=16", postgresName("fresh", "grouped", connections)},
 		{"Redis, replay, against PostgreSQL", "Redis/op=replay/callers=16", postgresName("replay", "grouped", connections)},
@@ -118,6 +105,26 @@ func (r report) postgres(b *strings.Builder) {
 		if ratio, ok := r.ratio(rate, row.a, row.b); ok {
 			fmt.Fprintf(b, "| %s | %.2f |\n", row.what, ratio)
 		}
+	}
+}
+
+// callers is a table of what a number of callers get done at once.
+func (r report) callers(b *strings.Builder, op, floor, name string) {
+	rate := measure.Sample.Rate
+	fmt.Fprintf(b, "\n| PostgreSQL, %s, %d connections | requests a second | against single statements | against %s |\n|---|---|---|---|\n",
+		op, connections, name)
+	for _, callers := range callerCounts {
+		grouped := postgresName(op, "grouped", callers)
+		requests, ok := r.results.Median(grouped, rate)
+		if !ok {
+			continue
+		}
+		alone, _ := r.ratio(rate, grouped, postgresName(op, "alone", callers))
+		against := "-"
+		if ratio, ok := r.ratio(rate, grouped, postgresName(op, floor, callers)); ok {
+			against = fmt.Sprintf("%.2f", ratio)
+		}
+		fmt.Fprintf(b, "| %d callers | %.0f | %.2f | %s |\n", callers, requests, alone, against)
 	}
 }
 
