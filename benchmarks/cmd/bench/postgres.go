@@ -185,11 +185,13 @@ func (p *postgres) cases() []measure.Case {
 	// What only reads comes first: behind many writes the server has work left over, which
 	// would fall on the next case alone.
 	for _, callers := range callerCounts {
+		if callers == connections {
+			add("replay-live", "grouped", callers, p.replay(p.large))
+		}
 		add("replay", "grouped", callers, p.replay(p.grouped))
 		add("replay", "select", callers, p.selectOne)
 		add("replay", "alone", callers, p.replay(p.alone))
 		if callers == connections {
-			add("replay-live", "grouped", callers, p.replay(p.large))
 			add("replay-elsewhere", "grouped", callers, p.replayElsewhere)
 		}
 	}
