@@ -75,9 +75,10 @@ const (
 	sqlFind = sqlLookFor + `$2::bytea` + sqlLookAt + `$1::uuid`
 
 	// OFFSET 0 leaves the planner no choice but a look for each, so that a plan it made
-	// while the table was small does no harm.
+	// while the table was small does no harm. Behind the subselects it cannot see how few
+	// they are, which would have it make a new plan each time.
 	sqlFindTogether = `SELECT r.*, place
-		FROM unnest($1::uuid[], $2::bytea[]) WITH ORDINALITY AS u (id, fingerprint, place)
+		FROM unnest((SELECT $1::uuid[]), (SELECT $2::bytea[])) WITH ORDINALITY AS u (id, fingerprint, place)
 		CROSS JOIN LATERAL (` + sqlLookFor + `u.fingerprint` + sqlLookAt + `u.id OFFSET 0) AS r`
 
 	sqlReplace = `UPDATE {{table}} SET token = $2::uuid, fingerprint = $3::bytea, attempt = 1,
